@@ -1,0 +1,41 @@
+"""ForwardBatch: the tensors of one step, in FlashInfer's terms. An argument of model and backend, never a global.
+
+    tokens   |-- row 0 --|-- row 1 --| ...            decode rows (one token each) first, then prompt chunks
+    row i    input_ids[qo_indptr[i] : qo_indptr[i+1]]
+    pages    kv_indices[kv_indptr[i] : kv_indptr[i+1]], the last of them filled up to kv_last_page_len[i] after this step's write
+    seq_lens[i] == (kv_indptr[i+1] - kv_indptr[i] - 1) * page_size + kv_last_page_len[i]      (this step's tokens included)
+    out_slots[t] == page_id * page_size + offset      where K and V of token t are written
+
+Masks are causal and last-token aligned: query j of a row with q queries and n keys sees keys 0 .. n - q + j.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    input_ids: torch.Tensor  # [num_tokens] int64, device
+    positions: torch.Tensor  # [num_tokens] int64, device
+    out_slots: torch.Tensor  # [num_tokens] int64, device
+    qo_indptr: torch.Tensor  # [num_rows + 1] int32, device
+    kv_indptr: torch.Tensor  # [num_rows + 1] int32, device; counts pages
+    kv_indices: torch.Tensor  # [num_pages_of_all_rows] int32, device
+    kv_last_page_len: torch.Tensor  # [num_rows] int32, device; 1 .. page_size
+    seq_lens: torch.Tensor  # [num_rows] int32, device
+    qo_indptr_host: torch.Tensor  # the same, on the host, for planners that read there
+    kv_indptr_host: torch.Tensor
+    kv_last_page_len_host: torch.Tensor
+    seq_lens_host: torch.Tensor
+    logits_indices: torch.Tensor  # [num_rows_with_logits] int64, device; indices into the tokens
+    num_decode_rows: int
+    page_size: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.qo_indptr_host.shape[0] - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return self.input_ids.shape[0]

@@ -1,0 +1,96 @@
+"""Every setting, once: default, sentence, check. The command line is generated from these classes (cli.py).
+
+Nothing writes to a config after it is made; `None` in a field means "decide at start", and resolve() in engine/build.py returns
+a new config in which nothing is None.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from radixserve.errors import ConfigError
+
+
+def option(default: Any, help: str, *, choices: Sequence[str] = (), low: float | None = None, high: float | None = None) -> Any:
+    """A config field: its default, one sentence of help, and the values it may take."""
+    return field(default=default, metadata={"help": help, "choices": tuple(choices), "low": low, "high": high})
+
+
+def flag_of(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+class _Checked:
+    """Checks each field against its own metadata when the config is made."""
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):  # type: ignore[arg-type]
+            value = getattr(self, spec.name)
+            if value is None or "help" not in spec.metadata:
+                continue
+            choices, low, high = spec.metadata["choices"], spec.metadata["low"], spec.metadata["high"]
+            if choices and value not in choices:
+                raise ConfigError(f"{flag_of(spec.name)}: expected one of {', '.join(choices)}, got {value!r}")
+            if low is not None and not value >= low:
+                raise ConfigError(f"{flag_of(spec.name)}: expected at least {low}, got {value}")
+            if high is not None and not value <= high:
+                raise ConfigError(f"{flag_of(spec.name)}: expected at most {high}, got {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig(_Checked):
+    """The tree and the pool."""
+
+    page_size: int = option(1, "tokens per KV page; a prefix is re-used in whole pages", low=1, high=1024)
+    disable_radix_cache: bool = option(False, "share nothing between requests: the baseline, everything else equal")
+    max_total_tokens: int | None = option(None, "size of the KV pool in tokens (default: from free memory)", low=2)
+    mem_fraction_static: float | None = option(
+        None,
+        "share of the memory for weights and pool together (GPU; on a CPU the pool is min(4 GiB, half of the free memory))",
+        low=0.01,
+        high=0.99,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig(_Checked):
+    """Who runs in a step."""
+
+    schedule_policy: str = option("lpm", "order of the waiting queue: lpm (longest cached prefix first) or fcfs", choices=("lpm", "fcfs"))
+    chunked_prefill_size: int | None = option(
+        None, "token budget of one step, shared by decode rows and prompt chunks (default: 512 on a CPU, 8192 on a GPU)", low=1
+    )
+    max_running_requests: int | None = option(None, "rows of the page table (default: 64 on a CPU, 256 on a GPU)", low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig(_Checked):
+    """One model and what runs it."""
+
+    model_path: str | None = option(None, "Hugging Face directory, .gguf file, or hub name (default: SmolLM2-135M-Instruct, fetched once)")
+    load_format: str = option("auto", "auto reads weights; dummy makes random ones from config.json alone", choices=("auto", "dummy"))
+    dtype: str = option(
+        "auto",
+        "auto: bfloat16 where the processor has it natively, else float32",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    device: str = option("auto", "auto: cuda where there is one, else cpu", choices=("auto", "cpu", "cuda"))
+    context_length: int | None = option(None, "lower the context length of the model's config", low=2)
+    attention_backend: str = option("auto", "attention kernels", choices=("auto", "torch"))
+    random_seed: int = option(0, "seed of dummy weights", low=0)
+    decode_log_interval: int = option(40, "log one line every so many decode steps", low=1)
+    check_account_every_step: bool = option(False, "recount every page after every step (slow; tests do it; production recounts when idle)")
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig(_Checked):
+    """The HTTP side."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(30000, "port to listen on; 0 takes a free one", low=0, high=65535)
+    served_model_name: str | None = option(None, "name in /v1/models (default: the model's own)")
+    drain_timeout_s: float = option(30.0, "on SIGTERM, let running requests finish for so long before cutting them", low=0)
+    log_level: str = option("info", "what to print", choices=("debug", "info", "warning", "error"))

@@ -1,0 +1,189 @@
+"""The nouns that cross package borders: plain data, standard library only.
+
+Token ids and page ids travel as `array('i')` (int32): compact, comparable in bulk, viewable by numpy and torch without a copy.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from radixserve.errors import InvalidRequestError
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"  # EOS, a stop token, or a stop string
+    LENGTH = "length"  # max_tokens or the context is used up
+    ABORT = "abort"  # the client is gone or asked for it
+    ERROR = "error"  # refused or failed; RequestOutput.error says why
+
+
+class Namespace(NamedTuple):
+    """Everything beside the tokens that K and V depend on, or that must not be shared. Equal tokens in two namespaces never share a page."""
+
+    adapter: str = ""  # LoRA adapter and its version; "" is the base model
+    cache_salt: str = ""
+    extra_key: str = ""
+
+
+BASE_NAMESPACE = Namespace()
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to choose the next token and when to stop. Names and meanings are OpenAI's, with SGLang's extensions.
+
+    Raises InvalidRequestError from validate().
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0 or -1: off
+    min_p: float = 0.0
+    seed: int | None = None  # None: a fresh random one per request
+    stop: tuple[str, ...] = ()  # matched by the detokenizer, on the server's side of the wire
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0 or self.top_k == 1
+
+    def validate(self) -> "SamplingParams":
+        """Return self, or raise InvalidRequestError naming the field, what was expected and what came."""
+        _check_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _check_range("temperature", self.temperature, 0.0, 100.0)
+        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
+        _check_range("top_k", self.top_k, -1, 2**31 - 1)
+        _check_range("min_p", self.min_p, 0.0, 1.0)
+        if self.seed is not None:
+            _check_range("seed", self.seed, -(2**63), 2**63 - 1)
+        if any(not text for text in self.stop):
+            raise InvalidRequestError("stop: expected non-empty strings, got an empty one", param="stop")
+        return self
+
+
+def _check_range(name: str, value: float, low: float, high: float, open_low: bool = False) -> None:
+    # written so that NaN fails too
+    if not (low < value if open_low else low <= value) or not value <= high:
+        bracket = "(" if open_low else "["
+        raise InvalidRequestError(f"{name}: expected a number in {bracket}{low}, {high}], got {value}", param=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt that asks for one continuation. A call with n choices is n requests with equal prompts."""
+
+    request_id: str
+    prompt_ids: array[int]  # array('i'), not empty
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0  # concrete, 0 <= seed < 2**64: sampling.seed or a random draw of whoever built the request
+    choice_index: int = 0
+    namespace: Namespace = BASE_NAMESPACE
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PageWrite:
+    """Overwrite of a slot's page table: page_ids go to table[slot, first_page : first_page + len(page_ids)]."""
+
+    first_page: int
+    page_ids: array[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledRow:
+    """One request's share of a step: positions start .. start + count of the sequence in `slot`.
+
+    token_ids holds `count` ids, or none for a plain decode row, whose single token is the one that the runner sampled last in this slot.
+    num_logits is how many of the last positions need logits: 0 (an unfinished prompt chunk) or 1. A row with logits is sampled.
+    """
+
+    slot: int
+    start: int
+    count: int
+    token_ids: array[int]
+    page_writes: tuple[PageWrite, ...] = ()
+    num_logits: int = 1
+    output_index: int = 0  # i of the token sampled from this row: the draw is a pure function of (seed, choice_index, i)
+    request: Request | None = None  # at first sight of the slot: its sampling, seed and choice index; later None
+    adapter_id: int = 0
+
+    @property
+    def is_decode(self) -> bool:
+        return not self.token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    """Rows (indices into ScheduledBatch.rows) whose page tables begin with the same num_pages page ids."""
+
+    rows: tuple[int, ...]
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledBatch:
+    """One step, complete: new each time, ids and ints only. Decode rows come first."""
+
+    step: int
+    rows: tuple[ScheduledRow, ...]
+    freed_slots: tuple[int, ...] = ()  # slots given back since the last batch; a slot may reappear in `rows` with a new request
+    prefix_groups: tuple[PrefixGroup, ...] = ()
+
+    @property
+    def num_decode_rows(self) -> int:
+        return sum(row.is_decode for row in self.rows)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.count for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Seconds the runner spent in its parts of a step."""
+
+    plan_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """The runner's answer to one ScheduledBatch: one token id per row, in row order; -1 where no logits were wanted."""
+
+    step: int
+    token_ids: tuple[int, ...]
+    times: StepTimes = StepTimes()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestError:
+    """A user error on its way through the wire (see errors.py for the fields)."""
+
+    message: str
+    http_status: int = 400
+    error_type: str = "invalid_request_error"
+    code: str | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """News of one request. Exactly one output of each request has a finish_reason, and it is the last."""
+
+    request_id: str
+    token_ids: tuple[int, ...]  # new since the previous output
+    num_prompt_tokens: int
+    num_cached_tokens: int  # of the prompt, re-used at first admission; a later retraction does not count again
+    num_output_tokens: int  # so far, token_ids included
+    finish_reason: FinishReason | None = None
+    stop_token_id: int | None = None  # the EOS or stop token that ended it; it is the last of token_ids
+    error: RequestError | None = None
+    queue_time_s: float = 0.0  # arrival at the scheduler to first admission
+
+    @property
+    def is_final(self) -> bool:
+        return self.finish_reason is not None

@@ -1,0 +1,114 @@
+"""What can go wrong, as one tree. A user error knows its HTTP status and its OpenAI error type and code.
+
+RadixServeError
+├── UserError                     the caller's input; never ends the server
+│   ├── InvalidRequestError       400 invalid_request_error / invalid_value
+│   │   ├── UnsupportedFieldError 400 invalid_request_error / unsupported_parameter
+│   │   └── ContextLengthError    400 invalid_request_error / context_length_exceeded
+│   ├── ModelNotFoundError        404 invalid_request_error / model_not_found
+│   └── QueueFullError            429 rate_limit_error / queue_full
+├── RequestAbortedError           499 server_error / request_aborted
+├── UnavailableError              503 server_error / unavailable
+│   ├── EngineDeadError           503 server_error / engine_dead
+│   └── ShuttingDownError         503 server_error / shutting_down
+├── ConfigError                   a flag or a combination of flags
+└── ModelError                    a model that cannot be fetched, read or run
+    ├── ModelFetchError
+    ├── UnsupportedModelError
+    └── WeightError
+
+An AssertionError is a bug of ours and never stands for bad input.
+"""
+
+from typing import ClassVar
+
+
+class RadixServeError(Exception):
+    """Base of all errors that radixserve raises on purpose."""
+
+    http_status: ClassVar[int] = 500
+    error_type: ClassVar[str] = "server_error"
+    code: ClassVar[str | None] = None
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+
+
+class UserError(RadixServeError):
+    """The caller sent something that cannot be served."""
+
+    http_status = 400
+    error_type = "invalid_request_error"
+
+
+class InvalidRequestError(UserError):
+    """A value is out of range or of the wrong type; the message says what was expected and what came."""
+
+    code = "invalid_value"
+
+
+class UnsupportedFieldError(InvalidRequestError):
+    """A field that we know and cannot do yet, set to something that would change the answer."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthError(InvalidRequestError):
+    """Prompt plus requested output do not fit the context or the pool."""
+
+    code = "context_length_exceeded"
+
+
+class ModelNotFoundError(UserError):
+    http_status = 404
+    code = "model_not_found"
+
+
+class QueueFullError(UserError):
+    http_status = 429
+    error_type = "rate_limit_error"
+    code = "queue_full"
+
+
+class RequestAbortedError(RadixServeError):
+    """Ended by an abort before it was complete. 499 is not retried by the SDKs."""
+
+    http_status = 499
+    code = "request_aborted"
+
+
+class UnavailableError(RadixServeError):
+    http_status = 503
+    code = "unavailable"
+
+
+class EngineDeadError(UnavailableError):
+    """The engine process ended while the request was waiting or running."""
+
+    code = "engine_dead"
+
+
+class ShuttingDownError(UnavailableError):
+    code = "shutting_down"
+
+
+class ConfigError(RadixServeError):
+    """A flag, or a combination of flags, that cannot work."""
+
+
+class ModelError(RadixServeError):
+    """The model cannot be fetched, read or run."""
+
+
+class ModelFetchError(ModelError):
+    """The default model could not be fetched; the message says what to do without a network."""
+
+
+class UnsupportedModelError(ModelError):
+    """An architecture or an option of it that the Decoder does not compute, by name."""
+
+
+class WeightError(ModelError):
+    """A tensor is missing, superfluous, or has another shape than the config says."""

@@ -1,0 +1,51 @@
+"""What the engine counts, as plain data. The Prometheus exporter (server/) and the log lines read it; nothing here knows HTTP."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class StepSeconds:
+    """Seconds spent in each part of all steps so far."""
+
+    tree: float = 0.0  # match, lock, insert, evict
+    schedule: float = 0.0  # the rest of planning and of bookkeeping
+    plan: float = 0.0  # batch tensors and kernel planning
+    forward: float = 0.0
+    sample: float = 0.0
+    send: float = 0.0  # encode and hand over to the socket
+
+    @property
+    def total(self) -> float:
+        return self.tree + self.schedule + self.plan + self.forward + self.sample + self.send
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """A snapshot. Gauges are of now; names ending in _total only grow. Token figures of the pool are pages * page size."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    pool_tokens: int = 0
+    free_tokens: int = 0
+    evictable_tokens: int = 0
+    locked_tokens: int = 0
+    private_tokens: int = 0  # pages held by running requests alone
+    prompt_tokens_total: int = 0  # of admitted requests, once each
+    cached_tokens_total: int = 0  # of those, re-used
+    generation_tokens_total: int = 0
+    prefill_tokens_total: int = 0  # prompt positions really computed
+    evicted_tokens_total: int = 0
+    requests_total: int = 0  # accepted
+    finished_total: int = 0
+    aborted_total: int = 0
+    retracted_total: int = 0
+    prefill_steps_total: int = 0
+    decode_steps_total: int = 0
+    step_seconds: StepSeconds = field(default_factory=StepSeconds)
+    prefill_step_seconds: float = 0.0  # wall time of steps that held a prompt chunk
+
+    @property
+    def token_usage(self) -> float:
+        """Share of the pool that cannot be taken right now: cached but unlocked KV does not count as used."""
+        used = self.locked_tokens + self.private_tokens
+        return used / self.pool_tokens if self.pool_tokens else 0.0

@@ -19,7 +19,7 @@ class FinishReason(StrEnum):
 
 
 class Namespace(NamedTuple):
-    """Everything beside the tokens that K and V depend on, or that must not be shared. Equal tokens in two namespaces never share a page."""
+    """Everything beside the tokens that K and V depend on, or that must not be shared. Equal tokens in two namespaces share no page."""
 
     adapter: str = ""  # LoRA adapter and its version; "" is the base model
     cache_salt: str = ""

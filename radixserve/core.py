@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from radixserve.errors import InvalidRequestError
+from radixserve.errors import InvalidRequestError, RadixServeError
+
+if TYPE_CHECKING:
+    IntArray = array[int]
+else:
+    IntArray = array  # not subscriptable at run time before Python 3.12
 
 if TYPE_CHECKING:
     IntArray = array[int]
@@ -166,13 +171,17 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestError:
-    """A user error on its way through the wire (see errors.py for the fields)."""
+    """An error on its way through the wire (see errors.py for the fields)."""
 
     message: str
     http_status: int = 400
     error_type: str = "invalid_request_error"
     code: str | None = None
     param: str | None = None
+
+    @classmethod
+    def of(cls, error: RadixServeError) -> "RequestError":
+        return cls(error.message, error.http_status, error.error_type, error.code, error.param)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def _draw(logits: torch.Tensor, rows: SamplingRows, which: npt.NDArray[np.int64]
     if len(filtered):
         index = torch.from_numpy(filtered).to(device)
         k, mass = torch.from_numpy(top_k[filtered]).to(device), torch.from_numpy(top_p[filtered]).to(device)
-        p.index_copy_(0, index, _keep_likeliest(p.index_select(0, index), k, mass))
+        p.index_copy_(0, index, _keep_likeliest(p.index_select(0, index), clean.index_select(0, index), k, mass))
     if (min_p > 0).any():
         floor = p.amax(dim=-1, keepdim=True) * torch.from_numpy(min_p).to(device, torch.float32)[:, None]
         p = torch.where(p >= floor, p, 0.0)
@@ -104,26 +104,29 @@ def _inverse_cdf(p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     return torch.where(total > 0, token_ids, 0)[:, 0]
 
 
-def _keep_likeliest(p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+def _keep_likeliest(p: torch.Tensor, logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """p [n, vocab_size] with 0 outside of the top_k [n] and then top_p [n] cut.
 
-    Sorting a vocabulary is slow, so the cut is first looked for among the likeliest few. Where it lies above the smallest of
-    those, or that is 0, equals outside cannot matter, and the result is the very one of the full sort.
+    Ordered by logits, since p has equals where logits differ. Sorting a vocabulary is slow, so the cut is first looked for among
+    the likeliest few. Where it lies above the last of those, or p is 0 there, what is outside cannot matter, and the result is
+    the very one of the full sort.
     """
     vocab_size = p.shape[1]
     num_candidates = min(_NUM_CANDIDATES, vocab_size)
-    ids = p.topk(num_candidates, dim=-1).indices.sort(dim=-1).values  # ids ascending, for the stable sort to keep equals in that order
-    sorted_p, order = torch.sort(p.gather(1, ids), dim=-1, descending=True, stable=True)
+    ids = logits.topk(num_candidates, dim=-1).indices.sort(dim=-1).values  # ascending, for the stable sort to keep equals in that order
+    sorted_logits, order = torch.sort(logits.gather(1, ids), dim=-1, descending=True, stable=True)
+    sorted_ids = ids.gather(1, order)
+    sorted_p = p.gather(1, sorted_ids)
     num_kept, is_final = _count_kept(sorted_p, top_k, top_p)
-    smallest = sorted_p[:, -1]
-    last_kept = sorted_p.gather(1, num_kept[:, None] - 1)[:, 0]
-    is_exact = is_final & ((last_kept > smallest) | (smallest == 0) | (num_candidates == vocab_size))
-    kept = _scatter_kept(p, ids.gather(1, order), num_kept)
+    last_kept = sorted_logits.gather(1, num_kept[:, None] - 1)[:, 0]
+    is_exact = is_final & ((last_kept > sorted_logits[:, -1]) | (sorted_p[:, -1] == 0) | (num_candidates == vocab_size))
+    kept = _scatter_kept(p, sorted_ids, num_kept)
     if not bool(is_exact.all()):
         rest = (~is_exact).nonzero()[:, 0]
-        sorted_p, order = torch.sort(p.index_select(0, rest), dim=-1, descending=True, stable=True)
-        num_kept, _ = _count_kept(sorted_p, top_k[rest], top_p[rest])
-        kept.index_copy_(0, rest, _scatter_kept(p.index_select(0, rest), order, num_kept))
+        p = p.index_select(0, rest)
+        sorted_ids = torch.sort(logits.index_select(0, rest), dim=-1, descending=True, stable=True).indices
+        num_kept, _ = _count_kept(p.gather(1, sorted_ids), top_k[rest], top_p[rest])
+        kept.index_copy_(0, rest, _scatter_kept(p, sorted_ids, num_kept))
     return kept
 
 
@@ -139,7 +142,7 @@ def _count_kept(sorted_p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
     num_by_p = torch.where(top_p < 1.0, (before < needed[:, None]).sum(dim=-1), m)
     num_kept = torch.minimum(torch.minimum(num_by_p, top_k), torch.full_like(top_k, m)).clamp(min=1)
     # a row with a top_k beyond m cannot be renormalised here; one without needs its top_p cut to lie inside
-    is_final = has_k | ((top_p < 1.0) & (num_by_p < m))
+    is_final = has_k | ((top_k == _NO_TOP_K) & (num_by_p < m))
     return num_kept, is_final
 
 

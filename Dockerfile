@@ -27,7 +27,7 @@ RUN useradd --create-home --uid 1000 radixserve \
     && install -d -o radixserve -g radixserve /home/radixserve/.cache
 COPY --from=build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
-USER radixserve
+USER 1000:1000
 WORKDIR /home/radixserve
 # the default model is fetched and converted once into this directory: mount a volume to keep it
 VOLUME /home/radixserve/.cache

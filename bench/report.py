@@ -103,20 +103,19 @@ def _percent(share: float | None) -> str:
 
 def describe(result: RunResult, num_runs: int, wall_spread: float) -> str:
     """A few lines for a person."""
-    cached = (
-        "the server does not tell"
-        if result.cached_tok is None
-        else f"{result.cached_tok:.0f} of {result.served_in_tok or result.in_tok:.0f}"
-    )
-    return "\n".join(
-        [
-            f"== {result.label}  load {result.workload}: {result.requests:.0f} requests, {num_runs} run(s), spread {wall_spread:.2f}",
-            f"   total {result.wall_s:.2f} s   in {result.in_tok_s:.1f} tok/s   out {result.out_tok_s:.1f} tok/s ({result.out_tok:.0f} tokens)",
-            f"   TTFT p50/p95 {'/'.join(map(_ms, ttft))} ms   time per output token p50 {_ms(result.tpot_p50)} ms",
-            f"   inter-token latency p50/p95/max {'/'.join(map(_ms, itl))} ms",
-            f"   cached prompt tokens {cached}; token hit rate {_percent(result.hit_rate)} (ideal {_percent(result.ideal_hit_rate)})",
-        ]
-    )
+    ttft = "/".join(map(_ms, (result.ttft_p50, result.ttft_p95)))
+    itl = "/".join(map(_ms, (result.itl_p50, result.itl_p95, result.itl_max)))
+    cached = "the server does not tell"
+    if result.cached_tok is not None:
+        cached = f"{result.cached_tok:.0f} of {result.served_in_tok or result.in_tok:.0f}"
+    lines = [
+        f"== {result.label}  load {result.workload}: {result.requests:.0f} requests, {num_runs} run(s), spread {wall_spread:.2f}",
+        f"   total {result.wall_s:.2f} s   in {result.in_tok_s:.1f} tok/s   out {result.out_tok_s:.1f} tok/s ({result.out_tok:.0f} tokens)",
+        f"   TTFT p50/p95 {ttft} ms   time per output token p50 {_ms(result.tpot_p50)} ms",
+        f"   inter-token latency p50/p95/max {itl} ms",
+        f"   cached prompt tokens {cached}; token hit rate {_percent(result.hit_rate)} (ideal {_percent(result.ideal_hit_rate)})",
+    ]
+    return "\n".join(lines)
 
 
 def append_jsonl(path: Path, record: object) -> None:

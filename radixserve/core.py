@@ -6,9 +6,19 @@ Token ids and page ids travel as `array('i')` (int32): compact, comparable in bu
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from radixserve.errors import InvalidRequestError
+from radixserve.errors import InvalidRequestError, RadixServeError
+
+if TYPE_CHECKING:
+    IntArray = array[int]
+else:
+    IntArray = array  # not subscriptable at run time before Python 3.12
+
+if TYPE_CHECKING:
+    IntArray = array[int]
+else:
+    IntArray = array  # array.array is not subscriptable at run time before Python 3.12
 
 
 class FinishReason(StrEnum):
@@ -76,7 +86,7 @@ class Request:
     """One prompt that asks for one continuation. A call with n choices is n requests with equal prompts."""
 
     request_id: str
-    prompt_ids: array[int]  # array('i'), not empty
+    prompt_ids: IntArray  # array('i'), not empty
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0  # concrete, 0 <= seed < 2**64: sampling.seed or a random draw of whoever built the request
     choice_index: int = 0
@@ -89,7 +99,7 @@ class PageWrite:
     """Overwrite of a slot's page table: page_ids go to table[slot, first_page : first_page + len(page_ids)]."""
 
     first_page: int
-    page_ids: array[int]
+    page_ids: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +113,7 @@ class ScheduledRow:
     slot: int
     start: int
     count: int
-    token_ids: array[int]
+    token_ids: IntArray
     page_writes: tuple[PageWrite, ...] = ()
     num_logits: int = 1
     output_index: int = 0  # i of the token sampled from this row: the draw is a pure function of (seed, choice_index, i)
@@ -161,13 +171,17 @@ class StepOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestError:
-    """A user error on its way through the wire (see errors.py for the fields)."""
+    """An error on its way through the wire (see errors.py for the fields)."""
 
     message: str
     http_status: int = 400
     error_type: str = "invalid_request_error"
     code: str | None = None
     param: str | None = None
+
+    @classmethod
+    def of(cls, error: RadixServeError) -> "RequestError":
+        return cls(error.message, error.http_status, error.error_type, error.code, error.param)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,230 @@
+"""AsyncEngine: the server's side of the wire. Gives each request its stream, answers for a dead engine, and starts a new one."""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Self
+
+from radixserve.config import EngineConfig
+from radixserve.core import Request
+from radixserve.engine import wire
+from radixserve.engine.info import EngineInfo
+from radixserve.engine.link import EngineLink, ProcessLink
+from radixserve.engine.streams import RequestStream
+from radixserve.errors import EngineDeadError, RadixServeError
+from radixserve.metrics import EngineStats
+
+logger = logging.getLogger("radixserve.server")
+
+MAX_RESTARTS = 3
+RESTART_WINDOW_S = 600.0
+STOP_TIMEOUT_S = 2.0
+FLUSH_RETRY_INTERVAL_S = 0.02
+
+
+class AsyncEngine:
+    """One engine process after another behind one face. Lives on one event loop; use start() to make it."""
+
+    def __init__(self, config: EngineConfig, make_link: Callable[[], EngineLink], max_restarts: int) -> None:
+        self._config = config
+        self._make_link = make_link
+        self._max_restarts = max_restarts
+        self._restart_times: deque[float] = deque()
+        self._link = make_link()
+        self._info: EngineInfo | None = None
+        self._is_alive = False
+        self._is_stopping = False
+        self._given_up = asyncio.Event()
+        self._streams: dict[str, RequestStream] = {}
+        self._answers: dict[int, asyncio.Future[wire.Flushed | wire.Stats]] = {}
+        self._num_tickets = 0
+        self._last_stats = EngineStats()
+        self._supervisor: asyncio.Task[None] | None = None
+        self.num_restarts = 0
+
+    @classmethod
+    async def start(
+        cls, config: EngineConfig, *, make_link: Callable[[], EngineLink] = ProcessLink, max_restarts: int = MAX_RESTARTS
+    ) -> Self:
+        """Start an engine and wait until it is ready. Raises EngineDeadError, with what the engine said, when it cannot start."""
+        engine = cls(config, make_link, max_restarts)
+        await engine._open_link()
+        engine._supervisor = asyncio.create_task(engine._supervise(), name="engine-supervisor")
+        return engine
+
+    @property
+    def info(self) -> EngineInfo:
+        assert self._info is not None, "the engine was never ready"
+        return self._info
+
+    @property
+    def is_alive(self) -> bool:
+        return self._is_alive
+
+    @property
+    def last_stats(self) -> EngineStats:
+        return self._last_stats
+
+    def submit(self, request: Request) -> RequestStream:
+        """Hand a request over. Its stream always ends in one final output, also when the engine dies.
+
+        Raises EngineDeadError when there is no engine to take it.
+        """
+        self._require_alive()
+        if request.request_id in self._streams:
+            raise ValueError(f"request id {request.request_id!r} is already in use")
+        stream = RequestStream(request, self._abandon, self._abandon_finished)
+        self._streams[request.request_id] = stream
+        self._link.send(wire.Add(request))
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """Ask for an end with reason abort; the stream still gets its final output. An unknown id is ignored."""
+        if request_id in self._streams and self._is_alive:
+            self._link.send(wire.Abort(request_id))
+
+    def finish(self, request_id: str, num_output_tokens: int) -> None:
+        """Ask for an end with reason stop after num_output_tokens tokens. An unknown id is ignored."""
+        if request_id in self._streams and self._is_alive:
+            self._link.send(wire.Finish(request_id, num_output_tokens))
+
+    def cut_all(self, error: RadixServeError) -> None:
+        """End every stream now with `error`, and abort what runs."""
+        for request_id, stream in list(self._streams.items()):
+            self.abort(request_id)
+            stream.cut(error)
+        self._streams.clear()
+
+    async def flush_cache(self, timeout_s: float = 0.0) -> bool:
+        """Empty the tree. False when the engine was still busy after timeout_s. Raises EngineDeadError."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            answer = await self._ask(wire.Flush)
+            assert isinstance(answer, wire.Flushed)
+            if answer.is_done or time.monotonic() >= deadline:
+                return answer.is_done
+            await asyncio.sleep(FLUSH_RETRY_INTERVAL_S)
+
+    async def stats(self, timeout_s: float = 1.0) -> EngineStats:
+        """The newest snapshot that can be had within timeout_s: an older one in the middle of a long step, or without an engine."""
+        try:
+            answer = await asyncio.wait_for(self._ask(wire.GetStats), timeout_s)
+        except (TimeoutError, EngineDeadError):
+            return self._last_stats
+        assert isinstance(answer, wire.Stats)
+        return answer.stats
+
+    async def wait_given_up(self) -> None:
+        """Returns when the engine died too often to start another one."""
+        await self._given_up.wait()
+
+    async def stop(self) -> None:
+        """End the engine process and every stream; no restart follows."""
+        self._is_stopping = True
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.gather(self._supervisor, return_exceptions=True)
+        self._mark_dead(EngineDeadError("the server stopped its engine"))
+        await self._link.stop(STOP_TIMEOUT_S)
+
+    async def _open_link(self) -> None:
+        try:
+            await self._link.start(self._config)
+            message = await self._link.receive()
+            if isinstance(message, wire.Fatal):
+                raise EngineDeadError(message.message)
+            assert isinstance(message, wire.Ready), f"expected Ready, got {type(message).__name__}"
+        except BaseException:
+            await self._link.stop(STOP_TIMEOUT_S)
+            raise
+        self._info = message.info
+        self._is_alive = True
+
+    async def _supervise(self) -> None:
+        while True:
+            try:
+                await self._pump()
+            except EngineDeadError as error:
+                logger.error("engine: %s", error.message)
+                self._mark_dead(error)
+            await self._link.stop(0.0)
+            if not await self._restart():
+                logger.error("engine: died more than %d times in %d s; giving up", self._max_restarts, RESTART_WINDOW_S)
+                self._given_up.set()
+                return
+
+    async def _pump(self) -> None:
+        while True:
+            match await self._link.receive():
+                case wire.Outputs(outputs):
+                    for output in outputs:
+                        stream = self._streams.get(output.request_id)
+                        if stream is not None:
+                            stream.push(output)
+                        if output.is_final:
+                            self._streams.pop(output.request_id, None)
+                case wire.Flushed() | wire.Stats() as answer:
+                    if isinstance(answer, wire.Stats):
+                        self._last_stats = answer.stats
+                    waiter = self._answers.pop(answer.ticket, None)
+                    if waiter is not None and not waiter.done():
+                        waiter.set_result(answer)
+                case wire.Fatal(message):
+                    raise EngineDeadError(message)
+                case wire.Ready():
+                    raise AssertionError("an engine is ready once")
+
+    async def _restart(self) -> bool:
+        while True:
+            now = time.monotonic()
+            while self._restart_times and now - self._restart_times[0] > RESTART_WINDOW_S:
+                self._restart_times.popleft()
+            if len(self._restart_times) >= self._max_restarts:
+                return False
+            self._restart_times.append(now)
+            self.num_restarts += 1
+            logger.warning("engine: starting a new one (%d of %d)", len(self._restart_times), self._max_restarts)
+            self._link = self._make_link()
+            try:
+                await self._open_link()
+            except EngineDeadError as error:
+                logger.error("engine: %s", error.message)
+                continue
+            logger.info("engine: ready again")
+            return True
+
+    def _mark_dead(self, error: EngineDeadError) -> None:
+        self._is_alive = False
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.cut(error)
+        answers, self._answers = self._answers, {}
+        for waiter in answers.values():
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    async def _ask(self, kind: type[wire.Flush] | type[wire.GetStats]) -> wire.Flushed | wire.Stats:
+        self._require_alive()
+        self._num_tickets += 1
+        ticket = self._num_tickets
+        waiter: asyncio.Future[wire.Flushed | wire.Stats] = asyncio.get_running_loop().create_future()
+        self._answers[ticket] = waiter
+        self._link.send(kind(ticket))
+        try:
+            return await waiter
+        finally:
+            self._answers.pop(ticket, None)
+
+    def _require_alive(self) -> None:
+        if not self._is_alive:
+            raise EngineDeadError("the engine is not running" if self._is_stopping else "the engine ended and is being started again")
+
+    def _abandon(self, request_id: str) -> None:
+        self.abort(request_id)
+        self._streams.pop(request_id, None)
+
+    def _abandon_finished(self, request_id: str, num_output_tokens: int) -> None:
+        self.finish(request_id, num_output_tokens)
+        self._streams.pop(request_id, None)

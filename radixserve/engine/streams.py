@@ -1,0 +1,122 @@
+"""News of requests on their way to whoever asked: one stream per request, groups of streams for calls with several choices.
+
+A consumer that reads slowly costs no more than its token ids: outputs that were not taken yet are merged into one.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from radixserve.core import FinishReason, Request, RequestError, RequestOutput
+from radixserve.errors import RadixServeError
+
+
+class RequestStream:
+    """Async iterator of RequestOutput whose last one is final. Close it to abort; closing after the end does nothing."""
+
+    def __init__(self, request: Request, abort: Callable[[str], None], finish: Callable[[str, int], None]) -> None:
+        self.request_id = request.request_id
+        self._abort = abort
+        self._finish = finish
+        self._pending_ids: list[int] = []
+        self._pending: RequestOutput | None = None
+        self._last = RequestOutput(request.request_id, (), len(request.prompt_ids), 0, 0)
+        self._event = asyncio.Event()
+        self._listener: Callable[[], None] = self._event.set
+        self.is_ended = False  # nothing more will be pushed
+        self._is_exhausted = False  # nothing more will be taken
+
+    def push(self, output: RequestOutput) -> None:
+        """News from the engine; ignored once the stream has ended."""
+        if self.is_ended:
+            return
+        was_empty = self._pending is None
+        self._pending_ids.extend(output.token_ids)
+        self._pending = self._last = output
+        self.is_ended = output.is_final
+        if was_empty:
+            self._listener()
+
+    def cut(self, error: RadixServeError) -> None:
+        """End with a final output that carries `error`: the engine died, or the server stops."""
+        last = dataclasses.replace(self._last, token_ids=(), finish_reason=FinishReason.ERROR, error=RequestError.of(error))
+        self.push(last)
+
+    def take(self) -> RequestOutput | None:
+        """All news since the last take as one output; None when there is none."""
+        output, self._pending = self._pending, None
+        if output is None:
+            return None
+        if len(self._pending_ids) != len(output.token_ids):
+            output = dataclasses.replace(output, token_ids=tuple(self._pending_ids))
+        self._pending_ids.clear()
+        self._is_exhausted = output.is_final
+        return output
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when news arrive at an empty stream (and now, when some are there). Replaces iteration."""
+        self._listener = listener
+        if self._pending is not None:
+            listener()
+
+    def finish(self, num_output_tokens: int) -> None:
+        """The consumer found a stop string: the request ends with its first num_output_tokens tokens, and so does this stream."""
+        if not self.is_ended:
+            self._finish(self.request_id, num_output_tokens)
+        self._end()
+
+    def close(self) -> None:
+        if not self.is_ended:
+            self._abort(self.request_id)
+        self._end()
+
+    def _end(self) -> None:
+        self.is_ended = self._is_exhausted = True
+        self._pending = None
+        self._listener()
+
+    def __aiter__(self) -> "RequestStream":
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        while not self._is_exhausted:
+            output = self.take()
+            if output is not None:
+                return output
+            self._event.clear()
+            await self._event.wait()
+        raise StopAsyncIteration
+
+
+class StreamGroup:
+    """Async iterator of (index, RequestOutput) over several streams, in order of arrival; ends when all of them have."""
+
+    def __init__(self, streams: Sequence[RequestStream]) -> None:
+        self._streams = tuple(streams)
+        self._num_open = len(self._streams)
+        # At most one entry per stream with news: a stream reports only when it was empty before.
+        self._ready: asyncio.Queue[int] = asyncio.Queue()
+        for index, stream in enumerate(self._streams):
+            stream.listen(partial(self._ready.put_nowait, index))
+
+    def __aiter__(self) -> "StreamGroup":
+        return self
+
+    async def __anext__(self) -> tuple[int, RequestOutput]:
+        while self._num_open:
+            index = await self._ready.get()
+            output = self._streams[index].take()
+            if output is not None:
+                self._num_open -= output.is_final
+                return index, output
+        raise StopAsyncIteration
+
+    def finish(self, index: int, num_output_tokens: int) -> None:
+        """A stop string was found in this stream, in an output that was not final."""
+        self._streams[index].finish(num_output_tokens)
+        self._num_open -= 1
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()

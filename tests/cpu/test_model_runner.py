@@ -13,9 +13,10 @@ from radixserve.core import PageWrite, Request, SamplingParams, ScheduledBatch, 
 from radixserve.kv import KVPool, PageTable
 from radixserve.runner import ModelRunner
 from tests.support.stepping import Running, Stepper
-from tests.support.tiny_decoder import TinyDecoder
+from tests.support.tiny_models import TINY_LLAMA, tiny_decoder
 
 NUM_TOKENS = 512
+VOCAB_SIZE: int = TINY_LLAMA["vocab_size"]
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16])
 
 
@@ -28,22 +29,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
-def make_stepper(page_size: int, num_slots: int = 8, vocab_size: int = TinyDecoder.vocab_size) -> Stepper:
+def make_stepper(page_size: int, num_slots: int = 8, vocab_size: int = VOCAB_SIZE) -> Stepper:
     """Over a pool full of NaN: whatever is read before it was written shows."""
-    decoder = TinyDecoder()
-    pool = KVPool(
-        decoder.num_layers, NUM_TOKENS // page_size, page_size, decoder.num_kv_heads, decoder.head_dim, dtype=torch.float32, device="cpu"
-    )
-    for layer in range(decoder.num_layers):
+    decoder = tiny_decoder()
+    config = decoder.config
+    pool = KVPool(config.num_layers, NUM_TOKENS // page_size, page_size, config.num_kv_heads, config.head_dim, torch.float32)
+    for layer in range(config.num_layers):
         pool.k(layer).fill_(math.nan)
         pool.v(layer).fill_(math.nan)
     table = PageTable(num_slots, 256 // page_size, page_size)
-    runner = ModelRunner(decoder, pool, table, make_attention_backend("torch", pool, decoder.num_heads), vocab_size)
+    runner = ModelRunner(decoder, pool, table, make_attention_backend("torch", pool, config.num_heads), vocab_size)
     return Stepper(runner, pool.num_pages, page_size)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    return random.Random(seed).choices(range(TinyDecoder.vocab_size), k=length)
+    return random.Random(seed).choices(range(VOCAB_SIZE), k=length)
 
 
 def alone(prompt_ids: list[int], num_tokens: int, **settings: object) -> list[int]:
@@ -57,7 +57,7 @@ def test_outputs_depend_on_the_whole_prompt() -> None:
     outputs = {tuple(alone(base, 12))}
     for place in (0, 13, 39):
         changed = list(base)
-        changed[place] = (changed[place] + 1) % TinyDecoder.vocab_size
+        changed[place] = (changed[place] + 1) % VOCAB_SIZE
         outputs.add(tuple(alone(changed, 12)))
     outputs.add(tuple(alone(base[1:], 12)))
     assert len(outputs) == 5
@@ -105,7 +105,7 @@ def test_a_page_table_may_be_overwritten_by_pages_with_the_same_content(page_siz
     """Two requests compute one prefix; the tree keeps the first's pages, and the second's table moves over to them mid-decode."""
     stepper = make_stepper(page_size)
     common = prompt(32)
-    first, second = Running(0, common + [1]), Running(1, common + [2, 3])
+    first, second = Running(0, [*common, 1]), Running(1, [*common, 2, 3])
     stepper.execute([(first, 33), (second, 34)])
     stepper.execute([(first, 0), (second, 0)])
     num_shared = 32 // page_size
@@ -144,7 +144,7 @@ def test_start_below_what_is_held_truncates() -> None:
     stepper = make_stepper(4)
     r = Running(0, prompt(20))
     stepper.generate(r, 8)
-    r.prompt_ids = r.prompt_ids[:11] + [5, 6, 7]
+    r.prompt_ids = [*r.prompt_ids[:11], 5, 6, 7]
     r.num_computed, r.output_ids = 11, []
     assert stepper.generate(r, 8) == alone(r.prompt_ids, 8)
 

@@ -158,6 +158,14 @@ def test_a_freed_slot_takes_a_new_request() -> None:
     assert stepper.generate(again, 6) == alone(prompt(12, seed=4), 6)
 
 
+def test_a_freed_slot_keeps_no_pages() -> None:
+    stepper = make_stepper(1)
+    stepper.generate(Running(1, prompt(10)), 3)
+    row = ScheduledRow(1, 2, 1, array("i", [4]), request=REQUEST)
+    with pytest.raises(AssertionError, match=r"row 0 reads tokens 0\.\.3 of slot 1, but its page 0 was never written"):
+        stepper.runner.execute(ScheduledBatch(9, (row,), freed_slots=(1,)))
+
+
 def test_a_batch_that_only_frees_slots_has_an_empty_answer() -> None:
     stepper = make_stepper(1)
     stepper.generate(Running(1, prompt(3)), 2)

@@ -33,6 +33,21 @@ class _ExtendRow:
     mask: torch.Tensor | None  # [q_len, seq_len] bool; None: the row begins at position 0, where is_causal says the same
 
 
+class _Scratch:
+    """Memory for gathered K or V, kept: fresh pages from the operating system cost a CPU several times what the copy does."""
+
+    def __init__(self, pool: KVPool) -> None:
+        self._buffer = torch.empty(0, pool.num_kv_heads, pool.head_dim, dtype=pool.dtype, device=pool.device)
+
+    def select(self, source: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        """source[places], valid until the next call."""
+        n = places.shape[0]
+        if self._buffer.shape[0] < n:
+            with torch.inference_mode(False):  # else a later call outside of inference mode could not write to it
+                self._buffer = self._buffer.new_empty(n, *self._buffer.shape[1:])
+        return torch.index_select(source, 0, places, out=self._buffer[:n])
+
+
 class TorchBackend:
     """AttentionBackend over any KVPool. Grouped-query: num_heads is a multiple of the pool's num_kv_heads."""
 
@@ -44,6 +59,8 @@ class TorchBackend:
         )
         self._pool = pool
         self._num_heads = num_heads
+        self._gathered_k = _Scratch(pool)
+        self._gathered_v = _Scratch(pool)
         self._batch: ForwardBatch | None = None
         self._decode_groups: list[_DecodeGroup] = []
         self._extend_rows: list[_ExtendRow] = []
@@ -69,25 +86,25 @@ class TorchBackend:
         for group in self._decode_groups:
             out.index_copy_(0, group.rows, self._decode(group, q, all_k, all_v))
         for row in self._extend_rows:
-            out[row.start : row.end] = _extend(row, q, all_k, all_v)
+            out[row.start : row.end] = self._extend(row, q, all_k, all_v)
         return out
 
     def _decode(self, group: _DecodeGroup, q: torch.Tensor, all_k: torch.Tensor, all_v: torch.Tensor) -> torch.Tensor:
         """[n, num_heads, head_dim]. Heads that share a KV head are handed over as queries of one head: K and V are not repeated."""
-        n, (num_kv_heads, head_dim) = group.rows.shape[0], all_k.shape[1:]
-        keys = all_k.index_select(0, group.places).view(n, -1, num_kv_heads, head_dim).transpose(1, 2)
-        values = all_v.index_select(0, group.places).view(n, -1, num_kv_heads, head_dim).transpose(1, 2)
+        n, num_kv_heads, head_dim = group.rows.shape[0], self._pool.num_kv_heads, self._pool.head_dim
+        keys = self._gathered_k.select(all_k, group.places).view(n, -1, num_kv_heads, head_dim).transpose(1, 2)
+        values = self._gathered_v.select(all_v, group.places).view(n, -1, num_kv_heads, head_dim).transpose(1, 2)
         queries = q.index_select(0, group.rows).view(n, num_kv_heads, -1, head_dim)
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=group.mask).reshape(n, self._num_heads, head_dim)
 
-
-def _extend(row: _ExtendRow, q: torch.Tensor, all_k: torch.Tensor, all_v: torch.Tensor) -> torch.Tensor:
-    """[q_len, num_heads, head_dim]"""
-    keys = all_k.index_select(0, row.places).transpose(0, 1)[None]
-    values = all_v.index_select(0, row.places).transpose(0, 1)[None]
-    queries = q[row.start : row.end].transpose(0, 1)[None]
-    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=row.mask, is_causal=row.mask is None, enable_gqa=True)
-    return out[0].transpose(0, 1)
+    def _extend(self, row: _ExtendRow, q: torch.Tensor, all_k: torch.Tensor, all_v: torch.Tensor) -> torch.Tensor:
+        """[q_len, num_heads, head_dim]"""
+        keys = self._gathered_k.select(all_k, row.places).transpose(0, 1)[None]
+        values = self._gathered_v.select(all_v, row.places).transpose(0, 1)[None]
+        queries = q[row.start : row.end].transpose(0, 1)[None]
+        is_causal = row.mask is None
+        out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=row.mask, is_causal=is_causal, enable_gqa=True)
+        return out[0].transpose(0, 1)
 
 
 def _group_by_length(order: list[int], lens: list[int]) -> list[list[int]]:

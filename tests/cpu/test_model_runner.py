@@ -3,7 +3,6 @@
 import math
 import random
 from array import array
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,16 +16,8 @@ from tests.support.tiny_models import TINY_LLAMA, tiny_decoder
 
 NUM_TOKENS = 512
 VOCAB_SIZE: int = TINY_LLAMA["vocab_size"]
+pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16])
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors here are so small that a second thread only waits."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def make_stepper(page_size: int, num_slots: int = 8, vocab_size: int = VOCAB_SIZE) -> Stepper:

@@ -13,6 +13,7 @@ from radixserve.runner import ModelRunner
 from tests.support.stepping import Running, Stepper
 from tests.support.tiny_models import save_tiny_model
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_OUTPUT = 16
 MODELS = [
     ("LlamaForCausalLM", False),

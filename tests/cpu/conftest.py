@@ -6,7 +6,7 @@ import pytest
 import torch
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
     """For tensors so small that a second thread only waits, and waits long where the machine is busy."""
     num_threads = torch.get_num_threads()

@@ -37,7 +37,9 @@ def greedy(model: torch.nn.Module, prompt_ids: list[int]) -> list[int]:
 
 
 @pytest.fixture(scope="module", params=MODELS, ids=[f"{name}-{'tied' if tied else 'untied'}" for name, tied in MODELS])
-def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]], list[list[int]]]:
+def oracle(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, one_thread: None
+) -> tuple[Path, list[list[int]], list[list[int]]]:
     """Model directory, prompts, and transformers' continuations."""
     name, tied = request.param
     directory = tmp_path_factory.mktemp("model")

@@ -1,9 +1,10 @@
 """Models shared by the tests of this folder: made once a session, read only."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from radixserve.models import resolve_model
 from tests.support.tiny_models import make_tiny_model
@@ -26,3 +27,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bool]
 def default_model_dir() -> Path:
     """The default model in this user's cache; fetched when it is not there yet."""
     return resolve_model(None).path
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from a second thread, and threads that wait for each other on a busy machine cost tenfold."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

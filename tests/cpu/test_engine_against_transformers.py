@@ -14,7 +14,7 @@ from radixserve.engine.llm import Completion
 NUM_OUTPUT = 32
 NUM_PROMPTS = 40
 NEAR_TIE = 1e-4  # the oracle's two best logits may be so close that float32 rounding decides
-TINY_MODELS = [("llama", True), ("llama", False), ("qwen2", True), ("qwen2", False), ("qwen3", True), ("qwen3", False), ("mistral", False)]
+TINY_MODELS = [("llama", True), ("llama", False), ("qwen2", False), ("qwen3", True)]  # test_decoder.py has the other pairs
 
 
 def make_prompts(vocab_size: int, seed: int) -> list[list[int]]:
@@ -110,6 +110,7 @@ def test_tiny_models(tiny_model: Callable[[str, bool], Path], family: str, tie: 
 
 @pytest.mark.parametrize(("page_size", "is_tree_on", "batch"), [(1, True, 4), (16, False, 16)])
 def test_default_model(default_model_dir: Path, page_size: int, is_tree_on: bool, batch: int) -> None:
+    torch.set_num_threads(2)
     expected = oracle(default_model_dir)
     llm = LLM(
         str(default_model_dir),

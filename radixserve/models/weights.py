@@ -66,7 +66,7 @@ class _Allocator:
     def repeated_norms(self, prefix: str, rows: dict[str, int], width: int) -> torch.Tensor:
         """One row per head, every head of q (and every head of k) with the same weight."""
         tensor = self.empty(sum(rows.values()), width)
-        for (name, num_rows), view in zip(rows.items(), torch.split(tensor, list(rows.values()))):
+        for name, view in zip(rows, torch.split(tensor, list(rows.values()))):
             self.slots[f"{prefix}{name}.weight"] = Slot(view, (width,), is_norm=True)
         return tensor
 

@@ -140,4 +140,6 @@ def _make_short_directory() -> str:
     for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
         if len(os.fsencode(parent)) + len("/radixserve-12345678/wire") <= MAX_SOCKET_PATH_BYTES and os.access(parent, os.W_OK):
             return tempfile.mkdtemp(prefix="radixserve-", dir=parent)
-    raise ConfigError(f"TMPDIR: expected a writable directory with a path under 80 bytes for the engine's socket, got {tempfile.gettempdir()}")
+    raise ConfigError(
+        f"TMPDIR: expected a writable directory with a path under 80 bytes for the engine's socket, got {tempfile.gettempdir()}"
+    )

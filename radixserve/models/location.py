@@ -1,0 +1,65 @@
+"""From what a user names (nothing, a directory, a .gguf file, a hub name) to a directory with config, weights and tokenizer."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from radixserve.errors import ModelFetchError
+from radixserve.models.store import cache_root, make_once
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+HUB_PATTERNS = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLocation:
+    path: Path
+    name: str  # to serve it under
+
+
+def resolve_model(model_path: str | None) -> ModelLocation:
+    """None is the default model, fetched and converted on first use; a .gguf file is converted once into the user's cache.
+
+    Raises ModelFetchError where a network is needed and does not answer, ModelError for a path that holds no model.
+    """
+    if model_path is None:
+        from radixserve.models.default_model import DEFAULT_MODEL_NAME, default_model_dir
+
+        return ModelLocation(default_model_dir(), DEFAULT_MODEL_NAME)
+    path = Path(model_path).expanduser()
+    if path.is_dir():
+        path = path.resolve()
+        return ModelLocation(path, path.name)
+    if path.suffix.lower() == ".gguf":
+        return _converted(path)
+    if HUB_NAME.fullmatch(model_path):
+        return ModelLocation(_from_hub(model_path), model_path)
+    raise ModelFetchError(f"--model-path: expected a directory, a .gguf file or a hub name like org/name, got {model_path!r}")
+
+
+def _converted(path: Path) -> ModelLocation:
+    from radixserve.models.gguf_convert import CONVERTER_VERSION, convert_gguf
+
+    if not path.is_file():
+        raise ModelFetchError(f"--model-path: no such file: {path}")
+    path = path.resolve()
+    stat = path.stat()
+    # the content's hash would cost a read of the whole file at every start
+    stamp = f"converter {CONVERTER_VERSION}, {path}, {stat.st_size} bytes, modified {stat.st_mtime_ns}"
+    key = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    target = cache_root() / "models" / f"{path.stem.lower()}-{key}"
+    return ModelLocation(make_once(target, stamp, lambda directory: convert_gguf(path, directory)), path.stem)
+
+
+def _from_hub(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_PATTERNS))
+    except Exception as error:  # the client's many kinds (HTTP, name, disk) all mean one thing to the user
+        reason = str(error).strip().split("\n")[0]
+        raise ModelFetchError(
+            f"--model-path: {name} is no directory here and could not be fetched from the hub ({type(error).__name__}: {reason}); "
+            "give --model-path a local directory or a .gguf file"
+        ) from error

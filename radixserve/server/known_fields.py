@@ -86,11 +86,18 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 }
 
 
+def _is_same(value: Any, neutral: Any) -> bool:
+    """Equal, and not a number where a boolean is meant: logprobs 0 is no false."""
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+
+
 def refuse_unsupported(fields: Fields) -> None:
     """Raises UnsupportedFieldError for the first known field that asks for what we do not do."""
-    for name in set(fields.unread()) & NEUTRAL_VALUES.keys():
+    for name in fields.unread():
+        if name not in NEUTRAL_VALUES:
+            continue
         value = fields.raw(name)
-        if value is not None and value not in NEUTRAL_VALUES[name]:
+        if value is not None and not any(_is_same(value, neutral) for neutral in NEUTRAL_VALUES[name]):
             accepted = " or ".join(["null", *(show(neutral) for neutral in NEUTRAL_VALUES[name])])
             raise UnsupportedFieldError(f"{name} is not supported by this server (accepted: {accepted}), got {show(value)}", param=name)
     for name in HARMLESS:

@@ -137,7 +137,7 @@ class AsyncEngine:
                 raise EngineDeadError(message.message)
             assert isinstance(message, wire.Ready), f"expected Ready, got {type(message).__name__}"
         except BaseException:
-            await self._link.stop(STOP_TIMEOUT_S)
+            await self._link.stop(0.0)
             raise
         self._info = message.info
         self._is_alive = True

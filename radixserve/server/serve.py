@@ -6,7 +6,8 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
 
 import uvicorn
 
@@ -59,7 +60,15 @@ def _bind(config: ServerConfig) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals alone: a SIGTERM has to drain first."""
+    """Leaves signals alone (a SIGTERM has to drain first), and says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_listening = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_listening.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -96,8 +105,8 @@ class _Serving:
         loop.add_signal_handler(signal.SIGTERM, on_signal, self._drain_asked)
         loop.add_signal_handler(signal.SIGINT, on_signal, self._stop_asked)
 
-    async def _unless_asked_to_end(self, starting: "asyncio._CoroutineLike[AsyncEngine]") -> AsyncEngine | None:
-        start = asyncio.ensure_future(starting)
+    async def _unless_asked_to_end(self, starting: Coroutine[Any, Any, AsyncEngine]) -> AsyncEngine | None:
+        start = asyncio.create_task(starting)
         await _first_of(start, self._drain_asked.wait(), self._stop_asked.wait())
         if start.done():
             return start.result()
@@ -123,7 +132,8 @@ class _Serving:
             )
         )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        self._announce(engine.info, app.state.context.served_name, listener)
+        await _first_of(serving, server.is_listening.wait())
+        _announce(engine.info, app.state.context.served_name, listener)
         gave_up = asyncio.create_task(engine.wait_given_up())
         await _first_of(serving, gave_up, self._drain_asked.wait(), self._stop_asked.wait())
         status = 1 if gave_up.done() else 0
@@ -143,21 +153,23 @@ class _Serving:
         engine.cut_all(reason)
         await gate.wait_empty(LAST_WORDS_TIMEOUT_S)
 
-    def _announce(self, info: EngineInfo, served_name: str, listener: socket.socket) -> None:
-        host, port = listener.getsockname()[:2]
-        policy = f"{info.schedule_policy}, radix cache {'off' if info.is_radix_cache_disabled else 'on'}"
-        print(
-            f"model {served_name} ({info.dtype} on {info.device}), attention {info.attention_backend}, context {info.context_length} tokens\n"
-            f"pool {info.max_total_tokens} tokens ({info.pool_size_bytes / 2**20:.0f} MiB), page size {info.page_size}, policy {policy}\n"
-            f"radixserve is ready on http://{f'[{host}]' if ':' in host else host}:{port}",
-            flush=True,
-        )
+
+def _announce(info: EngineInfo, served_name: str, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    policy = f"{info.schedule_policy}, radix cache {'off' if info.is_radix_cache_disabled else 'on'}"
+    size = f"{info.max_total_tokens} tokens ({info.pool_size_bytes / 2**20:.0f} MiB)"
+    print(f"model {served_name} ({info.dtype} on {info.device}), attention {info.attention_backend}, context {info.context_length} tokens")
+    print(f"pool {size}, page size {info.page_size}, policy {policy}")
+    print(f"radixserve is ready on http://{host}:{port}", flush=True)
 
 
-async def _first_of(*awaitables: "asyncio._CoroutineLike[object] | asyncio.Future[object]") -> None:
-    """Wait until one is done; those made here are cancelled, futures that were passed in go on."""
-    futures = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-    for future, awaitable in zip(futures, awaitables):
-        if future is not awaitable:
-            future.cancel()
+async def _first_of(*awaitables: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> None:
+    """Wait until one is done. Coroutines are cancelled then; tasks that were passed in go on."""
+    tasks = [awaitable if isinstance(awaitable, asyncio.Task) else asyncio.create_task(awaitable) for awaitable in awaitables]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task, awaitable in zip(tasks, awaitables):
+            if task is not awaitable:
+                task.cancel()

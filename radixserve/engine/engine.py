@@ -1,0 +1,126 @@
+"""Engine: introduces scheduler and runner. One step is: schedule, execute, update."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from radixserve.config import EngineConfig
+from radixserve.core import Request, RequestOutput, ScheduledBatch, StepOutput
+from radixserve.engine.info import EngineInfo
+from radixserve.engine.step_log import StepLog
+from radixserve.metrics import EngineStats, StepSeconds
+from radixserve.scheduler.scheduler import Scheduler
+
+
+class Runner(Protocol):
+    def execute(self, batch: ScheduledBatch) -> StepOutput: ...
+
+
+class Engine:
+    """Not thread-safe: one loop calls add, abort, finish, flush_cache and step in turn."""
+
+    def __init__(
+        self, config: EngineConfig, info: EngineInfo, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.config = config
+        self.info = info
+        self._scheduler = scheduler
+        self._runner = runner
+        self._clock = clock
+        self._seconds = StepSeconds()
+        self._log = StepLog(config.decode_log_interval, clock())
+        self._was_checked = True  # nothing happened since the last recount
+
+    @classmethod
+    def build(cls, config: EngineConfig) -> "Engine":
+        """Load the model, size the pool, make everything. Blocks for seconds. ModelError or ConfigError say what cannot be."""
+        from radixserve.engine.build import build_engine
+
+        return build_engine(config)
+
+    def add(self, request: Request) -> None:
+        """Accept a request, or raise a UserError that says why not."""
+        request.sampling.validate()
+        worst = max(request.prompt_ids, default=0)
+        if min(request.prompt_ids, default=0) < 0 or worst >= self.info.vocab_size:
+            raise self._bad_token(request)
+        self._scheduler.add(request, self._clock())
+        self._was_checked = False
+
+    def abort(self, request_id: str) -> None:
+        """End a request at the next step."""
+        self._scheduler.abort(request_id)
+
+    def finish(self, request_id: str, num_output_tokens: int) -> None:
+        """A stop string was completed by output token number num_output_tokens: end the request there."""
+        self._scheduler.finish(request_id, num_output_tokens)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one batch, if there is one; returns the news of all requests."""
+        cache = self._scheduler.cache
+        start, tree_before = self._clock(), cache.seconds
+        batch = self._scheduler.schedule(start)
+        if batch is None:
+            return self._scheduler.take_outputs()
+        scheduled = self._clock()
+        output = self._runner.execute(batch)
+        executed = self._clock()
+        news = self._scheduler.update(output, executed)
+        end = self._clock()
+        tree = cache.seconds - tree_before
+        self._measure(batch, output, tree, schedule=(scheduled - start) + (end - executed) - tree, wall=end - start)
+        self._log.after_step(batch, self.stats(), end)
+        if self.config.check_account_every_step:
+            self._scheduler.check_account()
+        return news
+
+    def _measure(self, batch: ScheduledBatch, output: StepOutput, tree: float, schedule: float, wall: float) -> None:
+        seconds, totals = self._seconds, self._scheduler.totals
+        seconds.tree += tree
+        seconds.schedule += schedule
+        seconds.plan += output.times.plan_s
+        seconds.forward += output.times.forward_s
+        seconds.sample += output.times.sample_s
+        if batch.num_decode_rows < len(batch.rows):
+            totals.prefill_steps_total += 1
+            totals.prefill_step_seconds += wall
+        else:
+            totals.decode_steps_total += 1
+
+    def flush_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing done, while requests wait or run."""
+        self._was_checked = False
+        return self._scheduler.flush(self._clock())
+
+    def check_idle(self) -> None:
+        """Recount the account of pages if anything happened since the last time. Call when there is no work."""
+        if not self._was_checked and not self.has_work:
+            self._scheduler.check_account()
+            self._was_checked = True
+
+    def stats(self) -> EngineStats:
+        cache, page_size = self._scheduler.cache, self._scheduler.cache.page_size
+        num_private = cache.num_pages - cache.num_free_pages - cache.num_evictable_pages - cache.num_locked_pages
+        return dataclasses.replace(
+            self._scheduler.totals,
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            pool_tokens=cache.num_pages * page_size,
+            free_tokens=cache.num_free_pages * page_size,
+            evictable_tokens=cache.num_evictable_pages * page_size,
+            locked_tokens=cache.num_locked_pages * page_size,
+            private_tokens=num_private * page_size,
+            evicted_tokens_total=cache.num_evicted_pages * page_size,
+            step_seconds=dataclasses.replace(self._seconds),
+        )
+
+    def _bad_token(self, request: Request) -> Exception:
+        from radixserve.errors import InvalidRequestError
+
+        bad = next(token_id for token_id in request.prompt_ids if not 0 <= token_id < self.info.vocab_size)
+        return InvalidRequestError(f"prompt: expected token ids from 0 to {self.info.vocab_size - 1}, got {bad}", param="prompt")

@@ -1,0 +1,56 @@
+"""StepLog: the lines an operator reads, in SGLang's wording."""
+
+import logging
+
+from radixserve.core import ScheduledBatch
+from radixserve.metrics import EngineStats
+
+logger = logging.getLogger("radixserve.engine")
+
+
+class StepLog:
+    """One line per batch with prompt chunks, one every `decode_interval` batches without."""
+
+    def __init__(self, decode_interval: int, now: float) -> None:
+        self._decode_interval = decode_interval
+        self._num_decode_steps = 0
+        self._last_prefill_s = self._last_decode_s = now
+        self._num_generated = 0
+        self._num_cached = 0
+
+    def after_step(self, batch: ScheduledBatch, stats: EngineStats, now: float) -> None:
+        if batch.num_decode_rows < len(batch.rows):
+            self._prefill_line(batch, stats, now)
+            return
+        self._num_decode_steps += 1
+        if self._num_decode_steps % self._decode_interval == 0:
+            self._decode_line(batch, stats, now)
+
+    def _prefill_line(self, batch: ScheduledBatch, stats: EngineStats, now: float) -> None:
+        chunks = [row for row in batch.rows if not row.is_decode]
+        num_new_tokens = sum(row.count for row in chunks)
+        logger.info(
+            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, #queue-req: %d, "
+            "input throughput (token/s): %.2f",
+            sum(row.request is not None for row in chunks),
+            num_new_tokens,
+            stats.cached_tokens_total - self._num_cached,
+            stats.token_usage,
+            stats.num_running,
+            stats.num_waiting,
+            num_new_tokens / max(now - self._last_prefill_s, 1e-9),
+        )
+        self._num_cached = stats.cached_tokens_total
+        self._last_prefill_s = now
+
+    def _decode_line(self, batch: ScheduledBatch, stats: EngineStats, now: float) -> None:
+        logger.info(
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f, #queue-req: %d",
+            stats.num_running,
+            stats.locked_tokens + stats.private_tokens,
+            stats.token_usage,
+            (stats.generation_tokens_total - self._num_generated) / max(now - self._last_decode_s, 1e-9),
+            stats.num_waiting,
+        )
+        self._num_generated = stats.generation_tokens_total
+        self._last_decode_s = now

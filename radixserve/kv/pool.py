@@ -1,0 +1,71 @@
+"""KVPool: the tensors that hold K and V of all pages. It knows neither tokens nor requests nor who owns a page."""
+
+import torch
+
+
+def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes of K and V of one token over all layers."""
+    return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize
+
+
+class KVPool:
+    """K and V of every page and layer, NHD: [num_pages + 1, page_size, num_kv_heads, head_dim]. Page 0 is padding and belongs to nobody."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_pages: int,
+        page_size: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        sizes = {
+            "num_layers": num_layers,
+            "num_pages": num_pages,
+            "page_size": page_size,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+        }
+        for name, size in sizes.items():
+            assert size >= 1, f"KVPool: expected {name} >= 1, got {size}"
+        self.num_layers = num_layers
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.num_kv_heads = num_kv_heads
+        self.head_dim = head_dim
+        self.dtype = dtype
+        self.device = torch.device(device)
+        shape = (num_pages + 1, page_size, num_kv_heads, head_dim)
+        # zeros, not empty: on a CPU the pages are then mapped by the first write, so a large pool costs nothing at start
+        self._k = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(num_layers)]
+        self._v = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(num_layers)]
+
+    def k(self, layer: int) -> torch.Tensor:
+        """[num_pages + 1, page_size, num_kv_heads, head_dim], the storage itself."""
+        return self._k[layer]
+
+    def v(self, layer: int) -> torch.Tensor:
+        """[num_pages + 1, page_size, num_kv_heads, head_dim], the storage itself."""
+        return self._v[layer]
+
+    def write(self, layer: int, out_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Put k[t] and v[t] at token place out_slots[t] == page_id * page_size + offset.
+
+        out_slots [num_tokens] int64; k, v [num_tokens, num_kv_heads, head_dim] in the pool's dtype.
+        """
+        shape = (out_slots.shape[0], self.num_kv_heads, self.head_dim)
+        assert k.shape == v.shape == shape, f"KVPool.write: expected k and v of shape {shape}, got {k.shape} and {v.shape}"
+        assert k.dtype == v.dtype == self.dtype, f"KVPool.write: expected k and v in {self.dtype}, got {k.dtype} and {v.dtype}"
+        self._k[layer].flatten(0, 1).index_copy_(0, out_slots, k)
+        self._v[layer].flatten(0, 1).index_copy_(0, out_slots, v)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return bytes_per_token(self.num_layers, self.num_kv_heads, self.head_dim, self.dtype)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors, the padding page included."""
+        return (self.num_pages + 1) * self.page_size * self.bytes_per_token

@@ -1,0 +1,60 @@
+"""From a ScheduledBatch of integers to the ForwardBatch of tensors. Reads the page table and the last tokens; changes neither."""
+
+import numpy as np
+import torch
+
+from radixserve.attention.batch import ForwardBatch
+from radixserve.core import ScheduledBatch
+from radixserve.kv import PageTable
+
+
+def check_rows(batch: ScheduledBatch, vocab_size: int) -> None:
+    """AssertionError where the rows break the contract of core.ScheduledRow, or ask for what the runner does not do yet."""
+    seen_prompt_row = False
+    slots: set[int] = set()
+    for index, row in enumerate(batch.rows):
+        where = f"row {index} (slot {row.slot})"
+        assert row.slot not in slots, f"{where}: expected one row per slot and step"
+        slots.add(row.slot)
+        if row.is_decode:
+            assert not seen_prompt_row, f"{where}: expected decode rows before all others"
+            assert row.count == 1, f"{where}: expected count 1 in a row without token ids, got {row.count}"
+        else:
+            seen_prompt_row = True
+            assert row.count == len(row.token_ids), f"{where}: expected count == len(token_ids) == {len(row.token_ids)}, got {row.count}"
+            low, high = min(row.token_ids), max(row.token_ids)
+            assert 0 <= low <= high < vocab_size, f"{where}: expected token ids in 0..{vocab_size - 1}, got {low}..{high}"
+        assert row.num_logits in (0, 1), f"{where}: expected num_logits 0 or 1, got {row.num_logits}"
+        assert row.adapter_id == 0, f"{where}: the runner has no adapters, got adapter_id {row.adapter_id}"
+
+
+def build_forward_batch(batch: ScheduledBatch, page_table: PageTable, last_token_ids: torch.Tensor, device: torch.device) -> ForwardBatch:
+    """The tensors of one step. last_token_ids [num_slots] int64, device: the token that each slot sampled last."""
+    rows = batch.rows
+    slots = [row.slot for row in rows]
+    csr = page_table.build_csr(slots, [row.start for row in rows], [row.count for row in rows])
+    num_decode_rows = batch.num_decode_rows
+    decode_ids = last_token_ids[torch.tensor(slots[:num_decode_rows], dtype=torch.int64, device=device)]
+    prompt_ids = [np.frombuffer(row.token_ids, dtype=np.int32) for row in rows[num_decode_rows:]]
+    input_ids = decode_ids
+    if prompt_ids:
+        input_ids = torch.cat([decode_ids, torch.from_numpy(np.concatenate(prompt_ids)).to(device, torch.int64)])
+    wants_logits = np.fromiter((row.num_logits > 0 for row in rows), dtype=np.bool_, count=len(rows))
+    host = {name: torch.from_numpy(getattr(csr, name)) for name in ("qo_indptr", "kv_indptr", "kv_last_page_len", "seq_lens")}
+    return ForwardBatch(
+        input_ids=input_ids,
+        positions=torch.from_numpy(csr.positions).to(device),
+        out_slots=torch.from_numpy(csr.out_slots).to(device),
+        qo_indptr=host["qo_indptr"].to(device),
+        kv_indptr=host["kv_indptr"].to(device),
+        kv_indices=torch.from_numpy(csr.kv_indices).to(device),
+        kv_last_page_len=host["kv_last_page_len"].to(device),
+        seq_lens=host["seq_lens"].to(device),
+        qo_indptr_host=host["qo_indptr"],
+        kv_indptr_host=host["kv_indptr"],
+        kv_last_page_len_host=host["kv_last_page_len"],
+        seq_lens_host=host["seq_lens"],
+        logits_indices=torch.from_numpy(csr.qo_indptr[1:][wants_logits].astype(np.int64) - 1).to(device),
+        num_decode_rows=num_decode_rows,
+        page_size=page_table.page_size,
+    )

@@ -1,0 +1,50 @@
+"""What the runner remembers of each slot between steps: the sampling settings of the request in it, as arrays that index at once."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from radixserve.core import Request
+from radixserve.runner.random import uniforms
+from radixserve.runner.sampler import SamplingRows
+
+
+class SlotSettings:
+    """Settings by slot, taken at first sight of a request and forgotten when the slot is freed."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._is_taken = np.zeros(num_slots, dtype=np.bool_)
+        self._greedy = np.zeros(num_slots, dtype=np.bool_)
+        self._temperature = np.zeros(num_slots, dtype=np.float64)
+        self._top_k = np.zeros(num_slots, dtype=np.int64)
+        self._top_p = np.zeros(num_slots, dtype=np.float64)
+        self._min_p = np.zeros(num_slots, dtype=np.float64)
+        self._seed = np.zeros(num_slots, dtype=np.uint64)
+        self._choice_index = np.zeros(num_slots, dtype=np.uint64)
+
+    def put(self, slot: int, request: Request) -> None:
+        assert not self._is_taken[slot], f"slot {slot} was given to request {request.request_id!r} before it was freed"
+        sampling = request.sampling
+        self._is_taken[slot] = True
+        self._greedy[slot] = sampling.is_greedy
+        self._temperature[slot] = sampling.temperature
+        self._top_k[slot] = sampling.top_k
+        self._top_p[slot] = sampling.top_p
+        self._min_p[slot] = sampling.min_p
+        self._seed[slot] = request.seed
+        self._choice_index[slot] = request.choice_index
+
+    def clear(self, slot: int) -> None:
+        self._is_taken[slot] = False
+
+    def is_taken(self, slot: int) -> bool:
+        return bool(self._is_taken[slot])
+
+    def sampling_rows(self, slots: Sequence[int], output_indices: Sequence[int]) -> SamplingRows:
+        """Settings and uniforms of one draw per slot; output_indices[i] is the place of slots[i]'s token in its output."""
+        index = np.asarray(slots, dtype=np.int64)
+        greedy = self._greedy[index]
+        uniform = np.zeros(len(index))
+        if not greedy.all():
+            uniform = uniforms(self._seed[index], self._choice_index[index], np.asarray(output_indices, dtype=np.uint64))
+        return SamplingRows(greedy, self._temperature[index], self._top_k[index], self._top_p[index], self._min_p[index], uniform)

@@ -1,0 +1,1 @@
+"""PURE: who runs in this step. Plans in integers; no torch, no asyncio; the clock is an argument."""

@@ -1,0 +1,283 @@
+"""Scheduler: add, finish, abort; schedule() -> ScheduledBatch; update(StepOutput) -> RequestOutputs. It does not know tensors.
+
+One token budget per step: decode rows first, then prompt chunks of running requests, then newly admitted ones, all in one forward.
+Admission reserves prompt and max_tokens in full, so that a running request never lacks a page:
+
+    free + evictable >= sum of reserved_pages of the running requests        (kept by admission, relied on by reserve)
+"""
+
+from array import array
+from collections.abc import Iterator
+from itertools import chain
+
+from radixserve.config import SchedulerConfig
+from radixserve.core import (
+    FinishReason,
+    PageWrite,
+    Request,
+    RequestOutput,
+    ScheduledBatch,
+    ScheduledRow,
+    StepOutput,
+)
+from radixserve.errors import ContextLengthError, InvalidRequestError
+from radixserve.metrics import EngineStats
+from radixserve.scheduler.policy import WaitingQueue
+from radixserve.scheduler.state import RequestState
+from radixserve.tree.prefix_cache import PageCache
+
+NO_TOKENS = array("i")
+
+
+class Scheduler:
+    """`config` is resolved: chunked_prefill_size and max_running_requests are numbers, the former not below the latter."""
+
+    def __init__(self, config: SchedulerConfig, cache: PageCache, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
+        assert config.chunked_prefill_size is not None and config.max_running_requests is not None
+        assert config.chunked_prefill_size >= config.max_running_requests, "each running request needs a token of every step's budget"
+        self.cache = cache
+        self.context_length = context_length
+        self.max_step_tokens = config.chunked_prefill_size
+        self._eos_token_ids = eos_token_ids
+        self._waiting = WaitingQueue(config.schedule_policy, cache)
+        self._running: dict[str, RequestState] = {}  # in order of admission
+        self._free_slots = list(range(config.max_running_requests - 1, -1, -1))
+        self._freed_slots: list[int] = []  # since the last batch
+        self._reserved_pages = 0  # sum over the running requests
+        self._to_abort: list[str] = []
+        self._to_finish: dict[str, int] = {}
+        self._in_flight: list[tuple[RequestState, ScheduledRow]] = []  # the rows of the last batch, until update()
+        self._outbox: list[RequestOutput] = []
+        self._num_arrived = 0
+        self._step = 0
+        self.totals = EngineStats()  # only the *_total fields are kept here
+
+    # ---- requests come and go
+
+    def add(self, request: Request, now: float) -> None:
+        """Accept a request, or raise InvalidRequestError. An accepted one ends in exactly one final RequestOutput."""
+        if not request.prompt_ids:
+            raise InvalidRequestError("prompt: expected at least one token, got none", param="prompt")
+        if request.request_id in self._running or request.request_id in self._waiting:
+            raise InvalidRequestError(f"request_id: {request.request_id!r} is in use by a request that is not finished")
+        self._check_length(len(request.prompt_ids), request.sampling.max_tokens)
+        num_positions = len(request.prompt_ids) + request.sampling.max_tokens - 1  # the last token is not fed back
+        total_pages = -(-num_positions // self.cache.page_size)
+        self._num_arrived += 1
+        self.totals.requests_total += 1
+        self._waiting.add(RequestState(request, self._num_arrived, now, total_pages))
+
+    def _check_length(self, num_prompt: int, max_tokens: int) -> None:
+        limit, name = self.context_length, "maximum context length"
+        pool_tokens = self.cache.num_pages * self.cache.page_size
+        if pool_tokens < limit:
+            limit, name = pool_tokens, "maximum context length (the size of its KV pool)"
+        if num_prompt + max_tokens > limit:
+            raise ContextLengthError(
+                f"This model's {name} is {limit} tokens. However, you requested {num_prompt + max_tokens} tokens "
+                f"({num_prompt} in the messages, {max_tokens} in the completion).",
+                param="prompt",
+            )
+
+    def abort(self, request_id: str) -> None:
+        """End a request at the next step. Unknown ids, of requests that have just ended, are fine."""
+        self._to_abort.append(request_id)
+
+    def finish(self, request_id: str, num_output_tokens: int) -> None:
+        """A stop string was completed by output token number num_output_tokens: end the request there, with reason stop."""
+        self._to_finish[request_id] = num_output_tokens
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._running or self._outbox or self._to_abort or self._to_finish)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    # ---- one step
+
+    def schedule(self, now: float) -> ScheduledBatch | None:
+        """Plan the next step; None if there is nothing to compute. Each batch is answered by update() before the next one is planned."""
+        assert not self._in_flight, "the last batch was not answered yet"
+        self._apply_marks(now)
+        decoding = [state for state in self._running.values() if state.is_decoding]
+        prefilling = [state for state in self._running.values() if not state.is_decoding]
+        planned = [(state, self._row(state, 1, now)) for state in decoding]
+        budget = self.max_step_tokens - len(planned)
+        for state in chain(prefilling, self._admissions(now)) if budget > 0 else ():
+            row = self._row(state, min(budget, state.num_uncomputed), now)
+            planned.append((state, row))
+            budget -= row.count
+            if budget == 0:
+                break
+        if not planned:
+            return None
+        self._in_flight = planned
+        self._step += 1
+        batch = ScheduledBatch(self._step, tuple(row for _, row in planned), tuple(self._freed_slots))
+        self._freed_slots.clear()
+        return batch
+
+    def update(self, output: StepOutput, now: float) -> list[RequestOutput]:
+        """Take in what the runner computed for the last batch; returns the news of all requests."""
+        assert output.step == self._step, f"expected the output of step {self._step}, got that of step {output.step}"
+        assert len(output.token_ids) == len(self._in_flight)
+        for (state, row), token_id in zip(self._in_flight, output.token_ids, strict=True):
+            state.num_computed += row.count
+            if not row.is_decode:
+                self.totals.prefill_tokens_total += row.count
+                self._publish(state, now)
+            if row.num_logits:
+                self._take_token(state, token_id, now)
+        self._in_flight = []
+        return self.take_outputs()
+
+    def take_outputs(self) -> list[RequestOutput]:
+        """News that waits to be sent: of update(), and final ones of requests that were aborted or finished from outside."""
+        outputs, self._outbox = self._outbox, []
+        return outputs
+
+    def flush(self, now: float) -> bool:
+        """Forget all cached prefixes; False, and nothing done, while requests wait or run."""
+        self._apply_marks(now)
+        if self._waiting or self._running:
+            return False
+        self.cache.flush(now)
+        return True
+
+    def check_account(self) -> None:
+        """Recount every page (see tree/account.py), and the promises of admission."""
+        states = list(self._running.values())
+        self.cache.check_account([state.path for state in states if state.path is not None])
+        assert self._reserved_pages == sum(state.reserved_pages for state in states)
+        assert self.cache.num_free_pages + self.cache.num_evictable_pages >= self._reserved_pages, "more pages are promised than there are"
+        slots = [state.slot for state in states]
+        assert sorted(slots + self._free_slots) == list(range(len(slots) + len(self._free_slots))), "a slot has no owner or several"
+
+    # ---- admission
+
+    def _admissions(self, now: float) -> Iterator[RequestState]:
+        """Admit waiting requests one by one, in the policy's order, while the caller asks for more; the first that does not fit ends it."""
+        if not self._waiting or not self._free_slots:
+            return
+        for state in self._waiting.ordered():
+            if not self._free_slots or not self._try_admit(state, now):
+                return
+            yield state
+
+    def _try_admit(self, state: RequestState, now: float) -> bool:
+        """A request that does not fit leaves no trace."""
+        match = self.cache.match(state.request.namespace, state.token_ids)
+        num_needed = state.total_pages - match.num_tokens // self.cache.page_size
+        num_available = self.cache.num_free_pages + self.cache.num_evictable_pages - match.num_unlocked_pages - self._reserved_pages
+        if num_needed > num_available:
+            return False
+        self._waiting.remove(state.request.request_id)
+        self._running[state.request.request_id] = state
+        state.path = self.cache.lock(match, now)
+        state.slot = self._free_slots.pop()
+        state.num_computed = match.num_tokens
+        state.page_writes = [PageWrite(0, state.path.pages[:])] if state.path.pages else []
+        self._reserved_pages += state.reserved_pages
+        state.num_cached = match.num_tokens
+        state.queue_time_s = now - state.arrival_s
+        self.totals.prompt_tokens_total += state.num_prompt
+        self.totals.cached_tokens_total += state.num_cached
+        return True
+
+    # ---- rows and pages
+
+    def _row(self, state: RequestState, count: int, now: float) -> ScheduledRow:
+        """The next `count` positions of a running request."""
+        start = state.num_computed
+        assert state.path is not None and 0 < count <= state.num_uncomputed
+        token_ids = NO_TOKENS if state.is_decoding else state.token_ids[start : start + count]
+        held = len(state.path.pages)
+        write = self.cache.reserve(state.path, start + count, now)
+        self._reserved_pages -= len(state.path.pages) - held
+        if write is not None:
+            state.page_writes.append(write)
+        row = ScheduledRow(
+            slot=state.slot,
+            start=start,
+            count=count,
+            token_ids=token_ids,
+            page_writes=tuple(state.page_writes),
+            num_logits=int(start + count == len(state.token_ids)),
+            output_index=state.num_output,
+            request=None if state.first_row_sent else state.request,
+        )
+        state.page_writes = []
+        state.first_row_sent = True
+        return row
+
+    def _publish(self, state: RequestState, now: float) -> None:
+        """Let others share the prompt that is computed so far."""
+        assert state.path is not None
+        write = self.cache.commit(state.path, state.token_ids, state.num_computed, now)
+        if write is not None:
+            state.page_writes.append(write)
+
+    def _take_token(self, state: RequestState, token_id: int, now: float) -> None:
+        state.token_ids.append(token_id)
+        self.totals.generation_tokens_total += 1
+        reason = state.finish_reason(self._eos_token_ids)
+        if reason is not None:
+            self._release(state, now)
+            self.totals.finished_total += 1
+        stop_token_id = token_id if reason is FinishReason.STOP else None
+        self._outbox.append(self._output(state, (token_id,), state.num_output, reason, stop_token_id))
+
+    def _release(self, state: RequestState, now: float) -> None:
+        """Take a request out of the running ones; what it computed stays in the tree."""
+        assert state.path is not None
+        del self._running[state.request.request_id]
+        self._reserved_pages -= state.reserved_pages
+        self.cache.release(state.path, state.token_ids, min(state.num_computed, len(state.token_ids)), now)
+        state.path = None
+        self._free_slots.append(state.slot)
+        self._freed_slots.append(state.slot)
+
+    # ---- ends from outside
+
+    def _apply_marks(self, now: float) -> None:
+        for request_id, num_output_tokens in self._to_finish.items():
+            state = self._running.get(request_id)
+            if state is not None:
+                del state.token_ids[state.num_prompt + num_output_tokens :]
+                self._release(state, now)
+                self.totals.finished_total += 1
+                self._outbox.append(self._output(state, (), state.num_output, FinishReason.STOP))
+        for request_id in self._to_abort:
+            state = self._waiting.remove(request_id) or self._running.get(request_id)
+            if state is not None:
+                if state.path is not None:
+                    self._release(state, now)
+                self.totals.aborted_total += 1
+                self._outbox.append(self._output(state, (), state.num_output, FinishReason.ABORT))
+        self._to_finish.clear()
+        self._to_abort.clear()
+
+    def _output(
+        self,
+        state: RequestState,
+        token_ids: tuple[int, ...],
+        num_output: int,
+        reason: FinishReason | None = None,
+        stop_token_id: int | None = None,
+    ) -> RequestOutput:
+        return RequestOutput(
+            request_id=state.request.request_id,
+            token_ids=token_ids,
+            num_prompt_tokens=state.num_prompt,
+            num_cached_tokens=state.num_cached,
+            num_output_tokens=num_output,
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+            queue_time_s=state.queue_time_s,
+        )

@@ -1,0 +1,1 @@
+"""PURE: which page holds which tokens. No torch, no asyncio; the clock is an argument."""

@@ -1,0 +1,64 @@
+"""The account: every page exactly once. Recounted from the free list, the running requests' pages and a walk of the tree.
+
+free + evictable + locked + private pages of running requests == pool
+"""
+
+from collections.abc import Iterable
+
+from radixserve.core import IntArray
+from radixserve.tree.page_pool import PagePool
+from radixserve.tree.radix_tree import RadixTree
+
+
+def check_tree(tree: RadixTree) -> None:
+    """Recount the tree and compare with its counters. AssertionError at the first thing that is wrong."""
+    page_bytes = tree.page_size * 4
+    num_evictable = num_locked = 0
+    evictable_leaves = set()
+    ghosts = set()
+    for node in tree.nodes():
+        parent = node.parent
+        assert parent is not None
+        assert parent.children.get((node.namespace, node.tokens[:page_bytes])) is node, f"{node} is not filed under its own first page"
+        assert node.tokens and len(node.tokens) % page_bytes == 0, f"{node} holds {len(node.tokens)} bytes of tokens"
+        num_live = sum(child.pages is not None for child in node.children.values())
+        assert node.num_live_children == num_live, f"{node} counts {node.num_live_children} children with pages, has {num_live}"
+        assert node.lock_ref >= sum(child.lock_ref for child in node.children.values()), f"{node} has fewer locks than its children"
+        assert parent is tree.root or parent.lock_ref >= node.lock_ref
+        if node.pages is None:
+            assert num_live == 0 and node.lock_ref == 0, f"{node} is a ghost with life below it or a lock on it"
+            assert node in tree.ghosts, f"{node} is missing from the ghost list"
+            ghosts.add(node.node_id)
+            continue
+        assert len(node.pages) * page_bytes == len(node.tokens), f"{node} holds {len(node.tokens) // 4} tokens"
+        if node.lock_ref:
+            num_locked += len(node.pages)
+        else:
+            num_evictable += len(node.pages)
+        if node.is_evictable_leaf:
+            evictable_leaves.add(node.node_id)
+    root = tree.root
+    assert root.num_live_children == sum(child.pages is not None for child in root.children.values())
+    assert root.lock_ref >= sum(child.lock_ref for child in root.children.values())
+    assert num_evictable == tree.num_evictable_pages, f"evictable: counted {num_evictable}, kept {tree.num_evictable_pages}"
+    assert num_locked == tree.num_locked_pages, f"locked: counted {num_locked}, kept {tree.num_locked_pages}"
+    ordered = [node.node_id for node in tree.evictable_leaves]
+    assert len(ordered) == len(evictable_leaves) and set(ordered) == evictable_leaves, "the eviction order is not the evictable leaves"
+    assert len(tree.ghosts) == len(ghosts) == sum(1 for _ in tree.ghosts), "the ghost list is not the ghosts"
+    assert tree.ghosts.num_tokens == sum(len(node.tokens) // 4 for node in tree.ghosts), "ghost tokens are miscounted"
+
+
+def check_pages(pool: PagePool, tree: RadixTree | None, private: Iterable[IntArray]) -> None:
+    """Each page of the pool has exactly one owner. AssertionError names the pages that have none or several."""
+    owners = bytearray(pool.num_pages + 1)
+    owned: list[Iterable[int]] = [pool.free_ids(), *private]
+    if tree is not None:
+        owned.extend(node.pages for node in tree.nodes() if node.pages is not None)
+    for page_ids in owned:
+        for page_id in page_ids:
+            assert 0 < page_id <= pool.num_pages, f"page {page_id} is outside 1 to {pool.num_pages}"
+            owners[page_id] += 1
+    wrong = [page_id for page_id in range(1, pool.num_pages + 1) if owners[page_id] != 1]
+    assert not wrong, f"{len(wrong)} pages have no owner or several, the first ones: " + ", ".join(
+        f"{page_id} ({owners[page_id]})" for page_id in wrong[:8]
+    )

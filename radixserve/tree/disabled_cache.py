@@ -1,0 +1,62 @@
+"""DisabledCache: PrefixCache's plain twin. Same door, nothing shared: --disable-radix-cache, and the oracle in tests."""
+
+from array import array
+from collections.abc import Iterable
+
+from radixserve.core import IntArray, Namespace, PageWrite
+from radixserve.tree.account import check_pages
+from radixserve.tree.explain import MatchExplanation
+from radixserve.tree.page_pool import PagePool
+from radixserve.tree.prefix_cache import PagePath, PrefixMatch, timed
+
+
+class DisabledCache:
+    version = 0
+    num_evictable_pages = 0
+    num_locked_pages = 0
+
+    def __init__(self, num_pages: int, page_size: int = 1) -> None:
+        self.page_size = page_size
+        self.seconds = 0.0
+        self.num_evicted_pages = 0
+        self._pool = PagePool(num_pages)
+
+    @property
+    def num_pages(self) -> int:
+        return self._pool.num_pages
+
+    @property
+    def num_free_pages(self) -> int:
+        return self._pool.num_free
+
+    def match(self, namespace: Namespace, token_ids: IntArray) -> PrefixMatch:
+        return PrefixMatch(namespace, 0, 0, None)
+
+    def lock(self, match: PrefixMatch, now: float) -> PagePath:
+        return PagePath(match.namespace, array("i"), None)
+
+    @timed
+    def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None:
+        first_page = len(path.pages)
+        num_missing = -(-num_tokens // self.page_size) - first_page
+        if num_missing <= 0:
+            return None
+        new_pages = self._pool.allocate(num_missing)
+        path.pages.extend(new_pages)
+        return PageWrite(first_page, new_pages)
+
+    def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None:
+        return None
+
+    @timed
+    def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> None:
+        self._pool.free(path.private_pages)
+
+    def flush(self, now: float) -> None:
+        pass
+
+    def explain(self, namespace: Namespace, token_ids: IntArray) -> MatchExplanation | None:
+        return None
+
+    def check_account(self, paths: Iterable[PagePath]) -> None:
+        check_pages(self._pool, None, [path.private_pages for path in paths])

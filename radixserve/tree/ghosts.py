@@ -1,0 +1,61 @@
+"""GhostList: nodes whose pages are gone, kept for a while so that a miss can be explained. Bounded; the oldest is forgotten first.
+
+Eviction goes from the leaves up, so a ghost is always older than the ghost above it: the oldest has no children.
+"""
+
+from collections.abc import Iterator
+
+from radixserve.tree.key import TOKEN_BYTES
+from radixserve.tree.node import TreeNode
+
+MAX_GHOSTS = 16384  # besides max_tokens: a ghost of one token costs as much memory as one of a hundred
+
+
+class GhostList:
+    def __init__(self, max_tokens: int, page_bytes: int) -> None:
+        self._max_tokens = max_tokens
+        self._page_bytes = page_bytes
+        self._ghosts: dict[int, TreeNode] = {}  # by node id, oldest first
+        self.num_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._ghosts)
+
+    def __iter__(self) -> Iterator[TreeNode]:
+        return iter(self._ghosts.values())
+
+    def __contains__(self, node: TreeNode) -> bool:
+        return node.node_id in self._ghosts
+
+    def add(self, node: TreeNode, now: float, cause: str) -> None:
+        """Take in a node that lost its pages, as the newest; then forget the oldest ones beyond the bound."""
+        self.discard(node)
+        node.evicted_at, node.eviction_cause = now, cause
+        self._ghosts[node.node_id] = node
+        self.num_tokens += len(node.tokens) // TOKEN_BYTES
+        while self.num_tokens > self._max_tokens or len(self._ghosts) > MAX_GHOSTS:
+            self._forget(next(iter(self._ghosts.values())))
+
+    def discard(self, node: TreeNode) -> None:
+        """Take out a node that has pages again, or is about to be added anew."""
+        if self._ghosts.pop(node.node_id, None) is not None:
+            self.num_tokens -= len(node.tokens) // TOKEN_BYTES
+
+    def shrink(self, num_bytes: int) -> None:
+        """A ghost lost its leading num_bytes bytes of tokens to a node that is no ghost."""
+        self.num_tokens -= num_bytes // TOKEN_BYTES
+
+    def prepend(self, node: TreeNode, tokens: bytes) -> None:
+        node.tokens = tokens + node.tokens
+        if node in self:
+            self.num_tokens += len(tokens) // TOKEN_BYTES
+
+    def clear(self) -> None:
+        self._ghosts.clear()
+        self.num_tokens = 0
+
+    def _forget(self, node: TreeNode) -> None:
+        self.discard(node)
+        parent = node.parent
+        assert parent is not None and not node.children, f"expected the oldest ghost to be a leaf, got {node}"
+        del parent.children[node.namespace, node.tokens[: self._page_bytes]]

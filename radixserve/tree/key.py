@@ -1,0 +1,50 @@
+"""TreeKey: what a path of the tree is named by. Segments of (namespace, token ids); most keys have one.
+
+Token ids are held as bytes of native int32, so that slices hash, compare and prefix-test in C, whatever their length.
+"""
+
+from array import array
+from typing import NamedTuple
+
+from radixserve.core import IntArray, Namespace
+
+TOKEN_BYTES = array("i").itemsize
+
+
+class Segment(NamedTuple):
+    namespace: Namespace
+    tokens: bytes  # int32 each
+
+
+class TreeKey(NamedTuple):
+    """One or more segments. A page never crosses from one segment into the next: a match or an insert ends at the last whole page
+    of a segment, and goes on to the next one only when that page ends the segment."""
+
+    segments: tuple[Segment, ...]
+
+    @classmethod
+    def of(cls, namespace: Namespace, token_ids: IntArray) -> "TreeKey":
+        return cls((Segment(namespace, token_ids.tobytes()),))
+
+
+def token_array(tokens: bytes) -> IntArray:
+    ids = array("i")
+    ids.frombytes(tokens)
+    return ids
+
+
+def common_length(edge: bytes, tokens: bytes, start: int, stop: int, step: int) -> int:
+    """How many leading bytes of `edge` equal tokens[start:stop], rounded down to a multiple of `step`.
+
+    Whole-edge matches (the common case) are one memcmp; a difference is found by halving, so n bytes cost O(n) compared in C.
+    """
+    if len(edge) <= stop - start and tokens.startswith(edge, start):
+        return len(edge)
+    low, high = 0, min(len(edge), stop - start) // step  # invariant: the first `low` steps are equal
+    while low < high:
+        middle = (low + high + 1) // 2
+        if tokens.startswith(edge[low * step : middle * step], start + low * step):
+            low = middle
+        else:
+            high = middle - 1
+    return low * step

@@ -1,0 +1,213 @@
+"""PrefixCache: the scheduler's only door to tree and pool. It decides which pages a request holds, and knows nothing of who runs.
+
+PagePath of a running request   pages  |--- num_shared: the tree's, locked through `node` ---|--- private: the request's own ---|
+"""
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
+
+from radixserve.core import IntArray, Namespace, PageWrite
+from radixserve.tree.account import check_pages, check_tree
+from radixserve.tree.events import TreeEvent
+from radixserve.tree.eviction import EVICTION_POLICIES
+from radixserve.tree.explain import MatchExplanation, explain
+from radixserve.tree.key import TreeKey
+from radixserve.tree.node import TreeNode
+from radixserve.tree.page_pool import PagePool
+from radixserve.tree.radix_tree import Match, RadixTree
+
+
+class PagePath:
+    """The pages of one running request, in order of position. Owned by the scheduler, changed by the cache alone."""
+
+    __slots__ = ("namespace", "node", "num_shared", "pages")
+
+    def __init__(self, namespace: Namespace, pages: IntArray, node: TreeNode | None) -> None:
+        self.namespace = namespace
+        self.pages = pages
+        self.num_shared = len(pages)
+        self.node = node
+
+    @property
+    def private_pages(self) -> IntArray:
+        return self.pages[self.num_shared :]
+
+
+class PrefixMatch(NamedTuple):
+    """What a prompt would re-use now. Valid until the cache's version changes."""
+
+    namespace: Namespace
+    num_tokens: int
+    num_unlocked_pages: int  # of the matched pages: so many stop being evictable once they are locked
+    found: Match | None
+
+
+class PageCache(Protocol):
+    """The contract of PrefixCache and its plain twin DisabledCache. `now` is any clock that does not run backwards."""
+
+    page_size: int
+    seconds: float  # spent behind this door so far
+    num_evicted_pages: int  # so far
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def num_pages(self) -> int: ...
+    @property
+    def num_free_pages(self) -> int: ...
+    @property
+    def num_evictable_pages(self) -> int: ...
+    @property
+    def num_locked_pages(self) -> int: ...
+    def match(self, namespace: Namespace, token_ids: IntArray) -> PrefixMatch: ...
+    def lock(self, match: PrefixMatch, now: float) -> PagePath: ...
+    def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None: ...
+    def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None: ...
+    def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> None: ...
+    def flush(self, now: float) -> None: ...
+    def explain(self, namespace: Namespace, token_ids: IntArray) -> MatchExplanation | None: ...
+    def check_account(self, paths: Iterable[PagePath]) -> None: ...
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def timed(method: Method) -> Method:
+    """Add the time of a method to `seconds`. Timed methods do not call one another."""
+
+    @wraps(method)
+    def wrapper(self: Any, *args: Any) -> Any:
+        start = perf_counter()
+        try:
+            return method(self, *args)
+        finally:
+            self.seconds += perf_counter() - start
+
+    return cast(Method, wrapper)
+
+
+class PrefixCache:
+    """A radix tree over a page pool."""
+
+    def __init__(
+        self, num_pages: int, page_size: int = 1, policy: str = "lru", on_event: Callable[[TreeEvent], None] | None = None
+    ) -> None:
+        self.page_size = page_size
+        self.seconds = 0.0
+        self.num_evicted_pages = 0
+        self._pool = PagePool(num_pages)
+        # as many tokens again as the pool holds: enough to tell "evicted" from "never seen" over one turnover of the pool
+        self.tree = RadixTree(page_size, EVICTION_POLICIES[policy], max_ghost_tokens=num_pages * page_size, on_event=on_event)
+
+    @property
+    def version(self) -> int:
+        """Changes whenever a match may come out differently."""
+        return self.tree.version
+
+    @property
+    def num_pages(self) -> int:
+        return self._pool.num_pages
+
+    @property
+    def num_free_pages(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_evictable_pages(self) -> int:
+        return self.tree.num_evictable_pages
+
+    @property
+    def num_locked_pages(self) -> int:
+        return self.tree.num_locked_pages
+
+    @timed
+    def match(self, namespace: Namespace, token_ids: IntArray) -> PrefixMatch:
+        """The longest cached prefix, less what must be computed anyway: at least the last token, for its logits."""
+        found = self.tree.match(TreeKey.of(namespace, token_ids), len(token_ids) - 1)
+        return PrefixMatch(namespace, found.length, found.num_unlocked_pages, found)
+
+    @timed
+    def lock(self, match: PrefixMatch, now: float) -> PagePath:
+        """Take hold of a match, for a request that starts to run."""
+        assert match.found is not None
+        node = self.tree.lock(match.found, now)
+        return PagePath(match.namespace, match.found.pages[:], node)
+
+    @timed
+    def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None:
+        """Let the path cover num_tokens positions, evicting as needed. Returns the new pages; None if there were enough.
+
+        The scheduler has made sure that free + evictable pages suffice; if they do not, that is a bug.
+        """
+        num_missing = -(-num_tokens // self.page_size) - len(path.pages)
+        if num_missing <= 0:
+            return None
+        if num_missing > self._pool.num_free:
+            evicted = self.tree.evict(num_missing - self._pool.num_free, now)
+            self.num_evicted_pages += len(evicted)
+            self._pool.free(evicted)
+        first_page = len(path.pages)
+        new_pages = self._pool.allocate(num_missing)
+        path.pages.extend(new_pages)
+        return PageWrite(first_page, new_pages)
+
+    @timed
+    def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None:
+        """Publish the whole pages among the first num_computed positions, so that others can use them from now on.
+
+        Where somebody else published the same tokens first, the tree's pages win: they replace the path's own, which are freed.
+        Returns that replacement, which the page table must follow; None if there is none.
+        """
+        return self._commit(path, token_ids, num_computed, now)
+
+    def _commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None:
+        first_page, num_whole = path.num_shared, num_computed // self.page_size
+        if num_whole <= first_page:
+            return None
+        assert path.node is not None, "expected a path that is still locked"
+        own = path.pages[first_page:num_whole]
+        tokens = token_ids[first_page * self.page_size : num_whole * self.page_size]
+        inserted = self.tree.insert(TreeKey.of(path.namespace, tokens), own, now, at=path.node)
+        self.tree.move_lock(path.node, inserted.node, now)
+        path.node, path.num_shared = inserted.node, num_whole
+        replaced = inserted.existing_pages
+        if not replaced:
+            return None
+        self._pool.free(own[: len(replaced)])
+        path.pages[first_page : first_page + len(replaced)] = replaced
+        return PageWrite(first_page, replaced)
+
+    @timed
+    def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> None:
+        """End a path: publish what was computed, unlock it, free the rest. The path must not be used any more."""
+        self._commit(path, token_ids, num_computed, now)
+        assert path.node is not None, "expected a path that was not released before"
+        self.tree.unlock(path.node)
+        path.node = None
+        self._pool.free(path.private_pages)
+
+    @timed
+    def flush(self, now: float) -> None:
+        """Forget all cached prefixes. Nothing may run."""
+        self._pool.free(self.tree.clear(now))
+
+    def explain(self, namespace: Namespace, token_ids: IntArray) -> MatchExplanation | None:
+        """Why a prompt hits or misses, without changing anything."""
+        return explain(self.tree, namespace, token_ids)
+
+    def check_account(self, paths: Iterable[PagePath]) -> None:
+        """Recount all pages, given all live paths; AssertionError if anything is off. With no path, nothing may be locked."""
+        paths = list(paths)
+        check_tree(self.tree)
+        check_pages(self._pool, self.tree, [path.private_pages for path in paths])
+        assert self.tree.root.lock_ref == len(paths), f"expected {len(paths)} locks, got {self.tree.root.lock_ref}"
+        for path in paths:
+            assert path.node is not None, "a live path was released"
+            shared: list[int] = []
+            node: TreeNode | None = path.node
+            while node is not None and node.pages is not None:
+                shared[:0] = node.pages
+                node = node.parent
+            assert shared == list(path.pages[: path.num_shared]), "a path's shared pages are not those of its node"

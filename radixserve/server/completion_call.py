@@ -39,7 +39,8 @@ def parse_completion_call(body: dict[str, Any], vocab_size: int) -> CompletionCa
     if not 1 <= n <= MAX_N:
         raise fields.wrong("n", f"an integer in [1, {MAX_N}]", n)
     if len(prompts) * n > MAX_CHOICES:
-        raise InvalidRequestError(f"prompt: expected at most {MAX_CHOICES} choices in a call, got {len(prompts)} * {n}")
+        message = f"prompt: expected at most {MAX_CHOICES} choices in one call, got {len(prompts)} prompts times n = {n}"
+        raise InvalidRequestError(message, param="prompt")
     _check_best_of(fields, n)
     stream_options = fields.object("stream_options")
     call = CompletionCall(

@@ -15,7 +15,7 @@ from radixserve.config import EngineConfig, ServerConfig
 from radixserve.engine.client import AsyncEngine
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.link import EngineLink, ProcessLink
-from radixserve.errors import ConfigError, EngineDeadError, RadixServeError, ShuttingDownError, UnavailableError
+from radixserve.errors import ConfigError, EngineDeadError, ShuttingDownError, UnavailableError
 from radixserve.models.location import resolve_model
 from radixserve.server.app import create_app
 from radixserve.server.gate import Gate
@@ -28,23 +28,21 @@ _BACKLOG = 2048
 
 
 def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, make_link: Callable[[], EngineLink] = ProcessLink) -> int:
-    """Serve until a signal. Returns the exit status: 0 after SIGTERM or SIGINT, 1 when it cannot start or the engine died too often."""
+    """Serve until a signal. Returns the exit status: 0 after SIGTERM or SIGINT, 1 when the engine died too often.
+
+    Raises ConfigError for an address that cannot be had, ModelError, and EngineDeadError with the engine's words when it cannot start.
+    """
     import uvloop
 
     logging.basicConfig(
         level=server_config.log_level.upper(), format="%(asctime)s %(message)s", datefmt="[%Y-%m-%d %H:%M:%S]", stream=sys.stderr
     )
-    try:
-        listener = _bind(server_config)
+    listener = _bind(server_config)
+    with listener:
         location = resolve_model(engine_config.model_path)
         tokenizer = Tokenizer.from_directory(location.path)
-        with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Serving(engine_config, server_config, make_link).run(listener, tokenizer))
-    except RadixServeError as error:
-        print(f"radixserve: {error.message}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 0
 
 
 def _bind(config: ServerConfig) -> socket.socket:

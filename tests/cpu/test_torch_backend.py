@@ -80,7 +80,17 @@ def run(case: Case, num_heads: int) -> torch.Tensor:
     return backend.run(0, torch.cat(case.queries), case.new_k, case.new_v)
 
 
-MIXED = [(1, 1, True), (40, 1, True), (17, 1, True), (16, 1, True), (9, 9, False), (33, 5, False), (32, 16, False), (1, 1, False), (20, 1, False)]
+MIXED = [
+    (1, 1, True),
+    (40, 1, True),
+    (17, 1, True),
+    (16, 1, True),
+    (9, 9, False),
+    (33, 5, False),
+    (32, 16, False),
+    (1, 1, False),
+    (20, 1, False),
+]
 ROWS = {
     "decode only": [(n, 1, True) for n in (1, 2, 15, 16, 17, 64, 70, 5)],
     "equal lengths": [(23, 1, True)] * 5,

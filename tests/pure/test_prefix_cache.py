@@ -24,7 +24,9 @@ def run(cache: PageCache, tokens: "array[int]", now: float, namespace: Namespace
     return match.num_tokens, pages
 
 
-@pytest.mark.parametrize(("page_size", "length", "reused"), [(1, 10, 9), (1, 1, 0), (4, 10, 8), (4, 8, 4), (4, 9, 8), (16, 16, 0), (16, 17, 16)])
+@pytest.mark.parametrize(
+    ("page_size", "length", "reused"), [(1, 10, 9), (1, 1, 0), (4, 10, 8), (4, 8, 4), (4, 9, 8), (16, 16, 0), (16, 17, 16)]
+)
 def test_a_fully_cached_prompt_computes_at_least_one_token(page_size: int, length: int, reused: int) -> None:
     cache = PrefixCache(32, page_size)
     tokens = ints(range(length))

@@ -59,6 +59,10 @@ class EchoEngine:
     def has_work(self) -> bool:
         return bool(self._running)
 
+    @property
+    def running_ids(self) -> list[str]:
+        return list(self._running)
+
     def add(self, request: Request) -> None:
         if REFUSE_ID in request.prompt_ids:
             raise InvalidRequestError("the engine does not like this prompt", param="prompt")

@@ -17,7 +17,7 @@ from radixserve.engine import wire
 from radixserve.errors import EngineDeadError
 
 ENGINE_COMMAND = (sys.executable, "-m", "radixserve.engine.process")
-LAST_WORDS_TIMEOUT_S = 0.2  # after the exit, for messages that are still in the socket
+LAST_WORDS_TIMEOUT_S = 0.1  # after the exit, for messages that are still in the socket
 
 
 class EngineLink(Protocol):

@@ -6,6 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.http.conftest import Served
+from tests.support.waiting import until
 
 
 async def scrape(served: Served) -> dict[str, float]:
@@ -56,8 +57,7 @@ async def test_unknown_paths_make_no_new_series(served: Served) -> None:
 @pytest.mark.parametrize("step_s", [0.01], indirect=True)
 async def test_flush_is_refused_while_busy_and_waits_when_told(served: Served) -> None:
     running = asyncio.create_task(served.complete(prompt="abc", max_tokens=30))
-    while not served.echo.running_ids:
-        await asyncio.sleep(0.001)
+    await until(lambda: served.echo.running_ids)
     refused = await served.http.post("/flush_cache?timeout=0")
     assert refused.status_code == 400
     assert refused.json()["error"]["code"] == "engine_busy"
@@ -65,9 +65,9 @@ async def test_flush_is_refused_while_busy_and_waits_when_told(served: Served) -
     assert running.done() or (await running).status_code == 200
 
 
-@pytest.mark.parametrize("timeout", ["x", "-1", "nan", "1e9"])
-async def test_flush_timeout_is_checked(served: Served, timeout: str) -> None:
-    reply = await served.http.post(f"/flush_cache?timeout={timeout}")
+@pytest.mark.parametrize("timeout_s", ["x", "-1", "nan", "1e9"])
+async def test_flush_timeout_is_checked(served: Served, timeout_s: str) -> None:
+    reply = await served.http.post(f"/flush_cache?timeout={timeout_s}")
     assert reply.status_code == 400
     assert reply.json()["error"]["param"] == "timeout"
 
@@ -89,9 +89,8 @@ async def test_a_step_that_raises_is_an_answer_for_all_and_a_new_engine(served: 
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "engine_dead"
         assert "secret" not in answer.text
-    async with asyncio.timeout(5):
-        while (await served.http.get("/health")).status_code != 200:
-            await asyncio.sleep(0.01)
+    await until(lambda: served.engine.is_alive)
+    assert (await served.http.get("/health")).status_code == 200
     assert (await served.complete(prompt="a")).status_code == 200
     assert (await scrape(served))["radixserve_engine_restarts_total"] == 1
 
@@ -100,9 +99,7 @@ async def test_the_fourth_death_in_ten_minutes_is_the_last(served: Served) -> No
     for deaths in range(1, 5):
         assert (await served.complete(prompt="<crash>")).status_code == 503
         if deaths < 4:
-            async with asyncio.timeout(5):
-                while not served.engine.is_alive:
-                    await asyncio.sleep(0.01)
+            await until(lambda: served.engine.is_alive)
     async with asyncio.timeout(5):
         await served.engine.wait_given_up()
     assert (await served.http.get("/health")).status_code == 503
@@ -112,8 +109,6 @@ async def test_the_fourth_death_in_ten_minutes_is_the_last(served: Served) -> No
 
 async def test_the_account_is_recounted_once_idle(served: Served) -> None:
     await served.complete(prompt="a")
-    async with asyncio.timeout(5):
-        while served.echo.num_idle_checks == 0:
-            await asyncio.sleep(0.05)
+    await until(lambda: served.echo.num_idle_checks)
     await asyncio.sleep(1.2)
     assert served.echo.num_idle_checks == 1

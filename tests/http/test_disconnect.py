@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.http.conftest import Served
+from tests.support.waiting import until
 
 STEP_S = 0.02
 
@@ -45,9 +46,7 @@ class Caller:
 
 
 async def until_running(served: Served, count: int, steps: int = 3) -> None:
-    async with asyncio.timeout(5):
-        while len(served.echo.running_ids) < count or served.echo.num_steps < steps:
-            await asyncio.sleep(0.001)
+    await until(lambda: len(served.echo.running_ids) >= count and served.echo.num_steps >= steps)
 
 
 @pytest.mark.parametrize("step_s", [STEP_S], indirect=True)
@@ -69,9 +68,7 @@ async def test_leaving_aborts_within_two_steps(served: Served, body: dict[str, A
     step_before = served.echo.num_steps
     caller.leave()
     await asyncio.wait_for(caller.task, 5)
-    async with asyncio.timeout(5):
-        while served.echo.running_ids:
-            await asyncio.sleep(0.001)
+    await until(lambda: not served.echo.running_ids)
     assert len(served.echo.abort_steps) == num_choices
     assert max(served.echo.abort_steps) - step_before <= 2
     assert (await served.engine.stats()).aborted_total == num_choices
@@ -84,9 +81,8 @@ async def test_a_slow_reader_gets_everything_in_few_events_and_slows_nobody(serv
     slow.may_send.clear()
     fast = await served.complete(prompt="xy", max_tokens=300)
     assert fast.status_code == 200
-    async with asyncio.timeout(10):
-        while served.echo.running_ids:
-            await asyncio.sleep(0.001)
+    await until(lambda: not served.echo.running_ids)
+    await served.engine.stats()  # its answer comes after all outputs
     num_sent = len(slow.sent)
     slow.may_send.set()
     await asyncio.wait_for(slow.task, 5)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.http.conftest import Served
+from tests.support.waiting import until
 
 
 async def stream(served: Served, **body: Any) -> list[dict[str, Any]]:
@@ -126,8 +127,7 @@ async def test_a_refusal_by_the_engine_is_a_status_and_not_a_stream(served: Serv
 @pytest.mark.parametrize("step_s", [0.005], indirect=True)
 async def test_abort_in_a_stream_is_an_error_event_then_done(served: Served) -> None:
     async def abort_soon() -> None:
-        while not served.echo.running_ids:
-            await asyncio.sleep(0.001)
+        await until(lambda: served.echo.running_ids)
         await asyncio.sleep(0.03)
         for request_id in served.echo.running_ids:
             served.engine.abort(request_id)
@@ -142,8 +142,7 @@ async def test_abort_in_a_stream_is_an_error_event_then_done(served: Served) -> 
 @pytest.mark.parametrize("step_s", [0.005], indirect=True)
 async def test_abort_without_a_stream_is_499(served: Served) -> None:
     reply = asyncio.create_task(served.complete(prompt="abc", max_tokens=900))
-    while not served.echo.running_ids:
-        await asyncio.sleep(0.001)
+    await until(lambda: served.echo.running_ids)
     for request_id in served.echo.running_ids:
         served.engine.abort(request_id)
     assert (await reply).status_code == 499

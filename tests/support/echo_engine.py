@@ -5,7 +5,7 @@ So a test chooses the output by choosing the prompt. It re-uses prefixes by comp
 
 import dataclasses
 import time
-from os.path import commonprefix
+from itertools import takewhile
 
 from radixserve.config import EngineConfig
 from radixserve.core import FinishReason, Namespace, Request, RequestOutput
@@ -25,6 +25,10 @@ class _Running:
     num_tokens: int = 0
     end: FinishReason | None = None
     cut_at: int | None = None
+
+
+def _common_length(one: list[int], other: list[int]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
 class EchoEngine:
@@ -68,7 +72,7 @@ class EchoEngine:
             raise InvalidRequestError("the engine does not like this prompt", param="prompt")
         ids = list(request.prompt_ids)
         known = self._known.setdefault(request.namespace, [])
-        num_cached = max((len(commonprefix([ids[:-1], other])) for other in known), default=0)
+        num_cached = max((_common_length(ids[:-1], other) for other in known), default=0)
         known.append(ids)
         self._running[request.request_id] = _Running(request, num_cached)
         self._stats.requests_total += 1

@@ -65,7 +65,7 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
             group.add_argument(*names, type=_base_type(hints[spec.name]), default=argparse.SUPPRESS, choices=choices, help=text)
 
 
-def _base_type(hint: Any) -> type:
+def _base_type(hint: Any) -> Any:
     """int for `int` and for `int | None`."""
     options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     return next(option for option in options if option is not type(None))

@@ -4,6 +4,7 @@ import itertools
 import secrets
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -159,16 +160,10 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     return items  # type: ignore[return-value]
 
 
-class _progress_bar:
-    """A bar on standard error that counts finished requests, or nothing."""
+@contextmanager
+def _progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[], object]]:
+    """A bar on standard error that counts finished requests; nothing where it is not shown."""
+    from tqdm import tqdm
 
-    def __init__(self, total: int, is_shown: bool) -> None:
-        from tqdm import tqdm
-
-        self._bar = tqdm(total=total, desc="Completions", unit="prompt", disable=not is_shown)
-
-    def __enter__(self) -> Callable[[], Any]:
-        return self._bar.update
-
-    def __exit__(self, *exc: object) -> None:
-        self._bar.close()
+    with tqdm(total=total, desc="Completions", unit="prompt", disable=not is_shown) as bar:
+        yield lambda: bar.update()

@@ -130,5 +130,5 @@ def test_the_row_with_the_unwritten_page_is_named() -> None:
     table = PageTable(2, 4, 2)
     table.write(0, PageWrite(0, array("i", [1, 2])))
     table.write(1, PageWrite(0, array("i", [3])))
-    with pytest.raises(AssertionError, match="row 1 reads .* of slot 1, but its page 1 was never written"):
+    with pytest.raises(AssertionError, match=r"row 1 reads .* of slot 1, but its page 1 was never written"):
         table.build_csr([0, 1], [0, 0], [4, 3])

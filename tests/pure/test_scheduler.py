@@ -1,7 +1,6 @@
 """The scheduler over real tree and pool, with a runner whose answers depend on every page: any wrong page id gives another token."""
 
 import random
-from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -163,12 +162,13 @@ def test_every_length_around_the_pool_is_served_or_refused(page_size: int) -> No
     bench = Bench(num_pages=num_pages, page_size=page_size, chunk=64)
     served, refused = 0, 0
     for length in range(96 - 2 * page_size - 1, 96 + page_size + 2):
-        try:
-            bench.add(request(f"r{length}", range(2, 2 + length), max_tokens=1))
-        except ContextLengthError as error:
-            assert f"requested {length + 1} tokens ({length} in the messages, 1 in the completion)" in error.message
+        one = request(f"r{length}", range(2, 2 + length), max_tokens=1)
+        if length + 1 > num_pages * page_size:
+            with pytest.raises(ContextLengthError, match=rf"requested {length + 1} tokens \({length} in the messages, 1 in the completion"):
+                bench.add(one)
             refused += 1
         else:
+            bench.add(one)
             bench.drain()
             assert bench.tokens(f"r{length}") == expected_tokens(range(2, 2 + length), 1)
             served += 1
@@ -181,7 +181,7 @@ def test_what_cannot_be_served_is_refused_at_the_door() -> None:
     bench = Bench()
     with pytest.raises(InvalidRequestError, match="at least one token"):
         bench.add(request("empty", []))
-    with pytest.raises(ContextLengthError, match="maximum context length .* is 200 tokens"):
+    with pytest.raises(ContextLengthError, match=r"maximum context length .* is 200 tokens"):
         bench.add(request("long", range(150), max_tokens=60))
     bench.add(request("twin", [5]))
     with pytest.raises(InvalidRequestError, match="in use"):
@@ -284,7 +284,7 @@ prompts = st.lists(
 def test_any_load_gives_the_answers_of_each_request_alone(
     work: list[tuple[list[int], int, str]], page_size: int, chunk: int, is_shared: bool, policy: str, seed: int
 ) -> None:
-    """Random arrivals and aborts, a pool so small that it evicts all the time, 4 rows: hit equals miss, each ends once, no budget broken."""
+    """Random arrivals and aborts, a pool so small that it always evicts, 4 rows: hit equals miss, each ends once, no budget is broken."""
     bench = Bench(num_pages=-(-64 // page_size), page_size=page_size, chunk=chunk, rows=4, policy=policy, is_shared=is_shared)
     rng = random.Random(seed)
     waiting = list(enumerate(work))
@@ -323,14 +323,10 @@ def test_no_row_that_is_ready_to_decode_is_left_out() -> None:
         bench.step()
         batch = bench.batches[-1]
         slots = {row.slot for row in batch.rows if row.is_decode}
-        assert ready <= slots | set()
+        assert ready <= slots
         finished = _finished_slots(bench)
         ready = {row.slot for row in batch.rows if row.num_logits} - finished
 
 
 def _finished_slots(bench: Bench) -> set[int]:
     return set(bench.scheduler._freed_slots)
-
-
-def _ids(outputs: Iterable[RequestOutput]) -> list[str]:
-    return [output.request_id for output in outputs]

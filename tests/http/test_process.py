@@ -17,10 +17,11 @@ import openai
 import psutil
 import pytest
 
-from radixserve.config import EngineConfig
+from radixserve.config import EngineConfig, ServerConfig
 from radixserve.engine.client import AsyncEngine
 from radixserve.engine.link import ProcessLink
-from radixserve.errors import EngineDeadError
+from radixserve.errors import ConfigError, EngineDeadError
+from radixserve.server.serve import run_server
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -229,3 +230,29 @@ async def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(monkeypat
     with pytest.raises(EngineDeadError, match="ended with status 3"):
         await AsyncEngine.start(EngineConfig(), make_link=lambda: ProcessLink(silent))
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_while_the_engine_loads_leaves_no_process(model_dir: Path, sent: signal.Signals) -> None:
+    script = (
+        "import sys; from radixserve.config import *; from radixserve.engine.link import ProcessLink; "
+        "from radixserve.server.serve import run_server; loading = [sys.executable, '-c', 'import time; time.sleep(60)']; "
+        f"sys.exit(run_server(EngineConfig({str(model_dir)!r}), ServerConfig(port=0), make_link=lambda: ProcessLink(loading)))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)  # noqa: ASYNC220 - starting takes no time
+    try:
+        await until(lambda: psutil.Process(process.pid).children(), 10.0)
+        (engine,) = psutil.Process(process.pid).children()
+        process.send_signal(sent)
+        await until(lambda: process.poll() is not None)
+        assert process.returncode == 0
+        assert is_gone(engine)
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_a_taken_port_is_told_before_anything_is_loaded(server: Server) -> None:
+    config = ServerConfig(port=int(server.url.rpartition(":")[2]))
+    with pytest.raises(ConfigError, match="cannot listen on 127"):
+        run_server(EngineConfig("/no-such-model"), config)

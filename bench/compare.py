@@ -3,8 +3,8 @@
   python -m bench.compare --load A,B --repeats 4 --out bench/out/compare.jsonl -- --max-total-tokens 40000
   python -m bench.compare --load none --ttft 1024:896,4096:3968
 
-Both servers live side by side (the idle one costs nothing) and run in turn: on, off, off, on, ... so that a drift of the machine meets both.
-Flags after -- go to both servers.
+Both servers live side by side (the idle one costs nothing) and run in turn (on, off, off, on, ...), so that a drift of the machine meets
+both. Flags after -- go to both servers.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from bench.client import RequestFailedError
 from bench.hardware import describe_hardware
 from bench.load import Target, flush, run_workload
 from bench.report import RunResult, append_jsonl, describe, medians, spread
-from bench.serving import add_load_arguments, check_load_arguments, load_from_arguments
 from bench.servers import Server, ServerStartError, StepClock, read_step_clock
+from bench.serving import add_load_arguments, check_load_arguments, load_from_arguments
 from bench.ttft import measure_ttft, read_model_shape
 from bench.words import Words, find_model_dir
 from bench.workloads import warm_up
@@ -53,7 +53,7 @@ class Pair:
 
     @property
     def bound(self) -> float | None:
-        """1 / (1 - h f): h the token hit rate of the on run, f the share of prefill in the off run's step time. None if either is unknown."""
+        """1 / (1 - h f): h the token hit rate of the on run, f the share of prefill in the off run's step time; None if unknown."""
         hit_rate, prefill_share = self.on.result.hit_rate, self.off.clock.prefill_share
         return None if hit_rate is None or prefill_share is None else 1.0 / (1.0 - hit_rate * prefill_share)
 

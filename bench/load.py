@@ -26,12 +26,12 @@ async def run_workload(target: Target, words: Words, workload: Workload, *, labe
     """Run all of `workload`. The first failed request ends the run with its error (see stream_completion)."""
     waiting = list(reversed(workload.conversations))
     completions: list[Completion] = []
-    sent_tokens = 0
+    sent_lens: list[int] = []
 
     async def worker() -> None:
-        nonlocal sent_tokens
         while waiting:
-            sent_tokens += await _converse(target, words, waiting.pop(), workload.output_len, completions)
+            # a list, for `total += await ...` would read the total before the wait and lose what others add meanwhile
+            sent_lens.append(await _converse(target, words, waiting.pop(), workload.output_len, completions))
 
     started_at = time.perf_counter()
     try:
@@ -40,7 +40,7 @@ async def run_workload(target: Target, words: Words, workload: Workload, *, labe
                 group.create_task(worker())
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return summarize(label, workload, seed, sent_tokens, time.perf_counter() - started_at, completions)
+    return summarize(label, workload, seed, sum(sent_lens), time.perf_counter() - started_at, completions)
 
 
 async def _converse(target: Target, words: Words, conversation: Conversation, output_len: int, completions: list[Completion]) -> int:

@@ -79,7 +79,8 @@ class _Words:
             if len(taken) >= len(self._word_ids):
                 raise ValueError(f"expected more distinct words than sequences that must differ, got {len(self._word_ids)} words")
             while ids[0] in taken:
-                ids[0] = self._rng.choice(self._word_ids)
+                # the next word, not another draw: all other ids stay as they would have been
+                ids[0] = self._word_ids[(self._word_ids.index(ids[0]) + 1) % len(self._word_ids)]
             taken.add(ids[0])
         return ids
 

@@ -1,0 +1,23 @@
+"""radixserve: a serving runtime for language models whose core is a radix tree over token ids, mapped to a paged KV pool."""
+
+from typing import TYPE_CHECKING, Any
+
+from radixserve.core import FinishReason, Namespace, SamplingParams
+from radixserve.errors import RadixServeError
+
+if TYPE_CHECKING:
+    from radixserve.engine.engine import Engine
+    from radixserve.engine.llm import LLM, Completion
+
+__all__ = ["LLM", "Completion", "Engine", "FinishReason", "Namespace", "RadixServeError", "SamplingParams"]
+
+_LAZY = {"LLM": "radixserve.engine.llm", "Completion": "radixserve.engine.llm", "Engine": "radixserve.engine.engine"}
+
+
+def __getattr__(name: str) -> Any:
+    """torch is loaded when it is needed, not by `import radixserve`."""
+    if name in _LAZY:
+        import importlib
+
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'radixserve' has no attribute {name!r}")

@@ -93,4 +93,5 @@ class ServerConfig(_Checked):
     port: int = option(30000, "port to listen on; 0 takes a free one", low=0, high=65535)
     served_model_name: str | None = option(None, "name in /v1/models (default: the model's own)")
     drain_timeout_s: float = option(30.0, "on SIGTERM, let running requests finish for so long before cutting them", low=0)
+    max_body_bytes: int = option(32 * 2**20, "refuse request bodies above this size", low=1024)
     log_level: str = option("info", "what to print", choices=("debug", "info", "warning", "error"))

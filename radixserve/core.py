@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 else:
     IntArray = array  # not subscriptable at run time before Python 3.12
 
-if TYPE_CHECKING:
-    IntArray = array[int]
-else:
-    IntArray = array  # array.array is not subscriptable at run time before Python 3.12
-
 
 class FinishReason(StrEnum):
     STOP = "stop"  # EOS, a stop token, or a stop string

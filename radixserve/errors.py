@@ -4,6 +4,7 @@ RadixServeError
 ├── UserError                     the caller's input; never ends the server
 │   ├── InvalidRequestError       400 invalid_request_error / invalid_value
 │   │   ├── UnsupportedFieldError 400 invalid_request_error / unsupported_parameter
+│   │   ├── RequestTooLargeError  413 invalid_request_error / request_too_large
 │   │   └── ContextLengthError    400 invalid_request_error / context_length_exceeded
 │   ├── ModelNotFoundError        404 invalid_request_error / model_not_found
 │   └── QueueFullError            429 rate_limit_error / queue_full
@@ -53,6 +54,13 @@ class UnsupportedFieldError(InvalidRequestError):
     """A field that we know and cannot do yet, set to something that would change the answer."""
 
     code = "unsupported_parameter"
+
+
+class RequestTooLargeError(InvalidRequestError):
+    """The body has more bytes than the server reads."""
+
+    http_status = 413
+    code = "request_too_large"
 
 
 class ContextLengthError(InvalidRequestError):

@@ -137,7 +137,7 @@ class AsyncEngine:
                 raise EngineDeadError(message.message)
             assert isinstance(message, wire.Ready), f"expected Ready, got {type(message).__name__}"
         except BaseException:
-            await self._link.stop(STOP_TIMEOUT_S)
+            await self._link.stop(0.0)
             raise
         self._info = message.info
         self._is_alive = True
@@ -149,6 +149,9 @@ class AsyncEngine:
             except EngineDeadError as error:
                 logger.error("engine: %s", error.message)
                 self._mark_dead(error)
+            except Exception:
+                logger.exception("engine: its message could not be understood")
+                self._mark_dead(EngineDeadError("the engine sent what its server does not understand"))
             await self._link.stop(0.0)
             if not await self._restart():
                 logger.error("engine: died more than %d times in %d s; giving up", self._max_restarts, RESTART_WINDOW_S)

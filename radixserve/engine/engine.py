@@ -92,10 +92,6 @@ class Engine:
         else:
             totals.decode_steps_total += 1
 
-    def add_send_seconds(self, seconds: float) -> None:
-        """Whoever hands the outputs over reports what that took."""
-        self._seconds.send += seconds
-
     def flush_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while requests wait or run."""
         self._was_checked = False

@@ -17,7 +17,7 @@ from radixserve.engine import wire
 from radixserve.errors import EngineDeadError
 
 ENGINE_COMMAND = (sys.executable, "-m", "radixserve.engine.process")
-LAST_WORDS_TIMEOUT_S = 0.2  # after the exit, for messages that are still in the socket
+LAST_WORDS_TIMEOUT_S = 0.1  # after the exit, for messages that are still in the socket
 
 
 class EngineLink(Protocol):
@@ -53,10 +53,7 @@ class ProcessLink:
 
     async def start(self, config: EngineConfig) -> None:
         self._socket.bind(self._directory.address)
-        process = self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
-        assert process.stdin is not None
-        process.stdin.write(wire.encode(wire.Start(self._directory.address, os.getpid(), config)))  # far below a pipe's buffer
-        process.stdin.close()
+        process = self._process = self._spawn(config)
         loop = asyncio.get_running_loop()
 
         def wait_for_exit() -> None:
@@ -65,6 +62,14 @@ class ProcessLink:
                 loop.call_soon_threadsafe(self._exited.set)
 
         threading.Thread(target=wait_for_exit, name="engine-exit", daemon=True).start()
+
+    def _spawn(self, config: EngineConfig) -> subprocess.Popen[bytes]:
+        # From the loop's own thread: the kernel counts the thread that spawned a child as its parent (see die_with_parent).
+        process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
+        assert process.stdin is not None
+        process.stdin.write(wire.encode(wire.Start(self._directory.address, os.getpid(), config)))  # far below a pipe's buffer
+        process.stdin.close()
+        return process
 
     def send(self, message: wire.ClientMessage) -> None:
         self._socket.send(wire.encode(message))

@@ -1,6 +1,6 @@
 """The engine in its own process: reads Start from standard input, builds the engine, then steps it while there is work.
 
-It belongs to its server: it ignores SIGINT and SIGTERM (the server decides when to end it) and dies with the server, even inside a long step.
+It belongs to its server: it ignores SIGINT and SIGTERM (the server decides when it ends) and dies with the server, even inside a long step.
 """
 
 import ctypes

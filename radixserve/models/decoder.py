@@ -64,10 +64,10 @@ class Decoder:
         cos, sin = self._rotary.at(batch.positions)
         for index, layer in enumerate(self.weights.layers):
             normed = rms_norm(hidden, layer.input_norm, eps)
-            hidden = hidden + self._attend(index, layer, normed, cos, sin, attention)
+            hidden += self._attend(index, layer, normed, cos, sin, attention)  # in place: fresh memory costs more than the sum
             normed = rms_norm(hidden, layer.post_attention_norm, eps)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-            hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
+            hidden += F.linear(F.silu(gate).mul_(up), layer.down)
         return rms_norm(hidden, self.weights.final_norm, eps)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:

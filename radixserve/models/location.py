@@ -29,8 +29,8 @@ def resolve_model(model_path: str | None) -> ModelLocation:
         return ModelLocation(default_model_dir(), DEFAULT_MODEL_NAME)
     path = Path(model_path).expanduser()
     if path.is_dir():
-        path = path.resolve()
-        return ModelLocation(path, path.name)
+        path = path.absolute()  # not resolve(): a link's own name says more than where it leads
+        return ModelLocation(path, path.name or path.resolve().name)
     if path.suffix.lower() == ".gguf":
         return _converted(path)
     if HUB_NAME.fullmatch(model_path):

@@ -41,49 +41,60 @@ def load_decoder(
         return Decoder(config, weights)
 
 
-def _allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[DecoderWeights, dict[str, Slot]]:
-    slots: dict[str, Slot] = {}
+class _Allocator:
+    """Hands out uninitialised tensors and notes which checkpoint name fills which part of them."""
 
-    def empty(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype, self._device = dtype, device
+        self.slots: dict[str, Slot] = {}
 
-    def whole(name: str, *shape: int, is_norm: bool = False) -> torch.Tensor:
-        tensor = empty(*shape)
-        slots[name] = Slot(tensor, shape, is_norm)
+    def empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def whole(self, name: str, *shape: int, is_norm: bool = False) -> torch.Tensor:
+        tensor = self.empty(*shape)
+        self.slots[name] = Slot(tensor, shape, is_norm)
         return tensor
 
-    def fused(prefix: str, suffix: str, rows: dict[str, int], *columns: int) -> torch.Tensor:
-        tensor = empty(sum(rows.values()), *columns)
+    def fused(self, prefix: str, suffix: str, rows: dict[str, int], *columns: int) -> torch.Tensor:
+        """One tensor for several of the checkpoint: `rows` gives their names and row counts, in order."""
+        tensor = self.empty(sum(rows.values()), *columns)
         for (name, num_rows), view in zip(rows.items(), torch.split(tensor, list(rows.values()))):
-            slots[f"{prefix}{name}.{suffix}"] = Slot(view, (num_rows, *columns))
+            self.slots[f"{prefix}{name}.{suffix}"] = Slot(view, (num_rows, *columns))
         return tensor
 
+    def repeated_norms(self, prefix: str, rows: dict[str, int], width: int) -> torch.Tensor:
+        """One row per head, every head of q (and every head of k) with the same weight."""
+        tensor = self.empty(sum(rows.values()), width)
+        for name, view in zip(rows, torch.split(tensor, list(rows.values()))):
+            self.slots[f"{prefix}{name}.weight"] = Slot(view, (width,), is_norm=True)
+        return tensor
+
+
+def _allocate(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[DecoderWeights, dict[str, Slot]]:
+    new = _Allocator(dtype, device)
+    embedding = new.whole("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    layers = tuple(_allocate_layer(config, new, f"model.layers.{index}.") for index in range(config.num_layers))
+    final_norm = new.whole("model.norm.weight", config.hidden_size, is_norm=True)
+    lm_head = embedding if config.tie_word_embeddings else new.whole("lm_head.weight", config.vocab_size, config.hidden_size)
+    return DecoderWeights(embedding, layers, final_norm, lm_head), new.slots
+
+
+def _allocate_layer(config: ModelConfig, new: _Allocator, at: str) -> LayerWeights:
     hidden, mlp, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-    qkv_rows = {"q_proj": config.num_heads * head_dim, "k_proj": config.num_kv_heads * head_dim, "v_proj": config.num_kv_heads * head_dim}
-    embedding = whole("model.embed_tokens.weight", config.vocab_size, hidden)
-    layers = []
-    for index in range(config.num_layers):
-        at = f"model.layers.{index}."
-        qk_norm = None
-        if config.qk_norm:
-            qk_norm = empty(config.num_heads + config.num_kv_heads, head_dim)
-            slots[f"{at}self_attn.q_norm.weight"] = Slot(qk_norm[: config.num_heads], (head_dim,), is_norm=True)
-            slots[f"{at}self_attn.k_norm.weight"] = Slot(qk_norm[config.num_heads :], (head_dim,), is_norm=True)
-        layers.append(
-            LayerWeights(
-                input_norm=whole(f"{at}input_layernorm.weight", hidden, is_norm=True),
-                qkv=fused(f"{at}self_attn.", "weight", qkv_rows, hidden),
-                qkv_bias=fused(f"{at}self_attn.", "bias", qkv_rows) if config.qkv_bias else None,
-                qk_norm=qk_norm,
-                output=whole(f"{at}self_attn.o_proj.weight", hidden, config.num_heads * head_dim),
-                post_attention_norm=whole(f"{at}post_attention_layernorm.weight", hidden, is_norm=True),
-                gate_up=fused(f"{at}mlp.", "weight", {"gate_proj": mlp, "up_proj": mlp}, hidden),
-                down=whole(f"{at}mlp.down_proj.weight", hidden, mlp),
-            )
-        )
-    final_norm = whole("model.norm.weight", hidden, is_norm=True)
-    lm_head = embedding if config.tie_word_embeddings else whole("lm_head.weight", config.vocab_size, hidden)
-    return DecoderWeights(embedding, tuple(layers), final_norm, lm_head), slots
+    num_q, num_kv = config.num_heads, config.num_kv_heads
+    qkv_rows = {"q_proj": num_q * head_dim, "k_proj": num_kv * head_dim, "v_proj": num_kv * head_dim}
+    qk_norm_rows = {"q_norm": num_q, "k_norm": num_kv}
+    return LayerWeights(
+        input_norm=new.whole(f"{at}input_layernorm.weight", hidden, is_norm=True),
+        qkv=new.fused(f"{at}self_attn.", "weight", qkv_rows, hidden),
+        qkv_bias=new.fused(f"{at}self_attn.", "bias", qkv_rows) if config.qkv_bias else None,
+        qk_norm=new.repeated_norms(f"{at}self_attn.", qk_norm_rows, head_dim) if config.qk_norm else None,
+        output=new.whole(f"{at}self_attn.o_proj.weight", hidden, num_q * head_dim),
+        post_attention_norm=new.whole(f"{at}post_attention_layernorm.weight", hidden, is_norm=True),
+        gate_up=new.fused(f"{at}mlp.", "weight", {"gate_proj": mlp, "up_proj": mlp}, hidden),
+        down=new.whole(f"{at}mlp.down_proj.weight", hidden, mlp),
+    )
 
 
 def _fill_random(slots: dict[str, Slot], seed: int, device: torch.device) -> None:

@@ -3,7 +3,9 @@
 free + evictable + locked + private pages of running requests == pool
 """
 
+from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 from radixserve.core import IntArray
 from radixserve.tree.page_pool import PagePool
@@ -50,15 +52,14 @@ def check_tree(tree: RadixTree) -> None:
 
 def check_pages(pool: PagePool, tree: RadixTree | None, private: Iterable[IntArray]) -> None:
     """Each page of the pool has exactly one owner. AssertionError names the pages that have none or several."""
-    owners = bytearray(pool.num_pages + 1)
-    owned: list[Iterable[int]] = [pool.free_ids(), *private]
+    owned: list[int] = [*pool.free_ids(), *chain.from_iterable(private)]
     if tree is not None:
-        owned.extend(node.pages for node in tree.nodes() if node.pages is not None)
-    for page_ids in owned:
-        for page_id in page_ids:
-            assert 0 < page_id <= pool.num_pages, f"page {page_id} is outside 1 to {pool.num_pages}"
-            owners[page_id] += 1
-    wrong = [page_id for page_id in range(1, pool.num_pages + 1) if owners[page_id] != 1]
-    assert not wrong, f"{len(wrong)} pages have no owner or several, the first ones: " + ", ".join(
-        f"{page_id} ({owners[page_id]})" for page_id in wrong[:8]
+        owned.extend(chain.from_iterable(node.pages for node in tree.nodes() if node.pages is not None))
+    distinct = set(owned)
+    if len(owned) == len(distinct) == pool.num_pages and min(distinct) == 1 and max(distinct) == pool.num_pages:
+        return
+    counts = Counter(owned)
+    wrong = [page_id for page_id in {*counts, *range(1, pool.num_pages + 1)} if counts[page_id] != 1 or not 0 < page_id <= pool.num_pages]
+    raise AssertionError(
+        f"{len(wrong)} pages have no owner or several, the first ones: " + ", ".join(f"{page} ({counts[page]})" for page in wrong[:8])
     )

@@ -12,11 +12,10 @@ from radixserve.core import PageWrite, Request, SamplingParams, ScheduledBatch, 
 from radixserve.kv import KVPool, PageTable
 from radixserve.runner import ModelRunner
 from tests.support.stepping import Running, Stepper
-from tests.support.tiny_models import TINY_LLAMA, tiny_decoder
+from tests.support.tiny_decoder import TINY_LLAMA, tiny_decoder
 
 NUM_TOKENS = 512
 VOCAB_SIZE: int = TINY_LLAMA["vocab_size"]
-pytestmark = pytest.mark.usefixtures("one_thread")
 PAGE_SIZES = pytest.mark.parametrize("page_size", [1, 4, 16])
 
 

@@ -11,8 +11,6 @@ from radixserve.core import PageWrite
 from radixserve.kv import PageTable
 from radixserve.kv.page_table import ragged_arange
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def filled_table(page_size: int, num_slots: int, max_pages: int, seed: int) -> PageTable:
     table = PageTable(num_slots, max_pages, page_size)

@@ -5,7 +5,6 @@ import pytest
 
 from radixserve.runner.random import philox4x32, uniforms
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 VECTORS = [
     ("00000000 00000000 00000000 00000000 00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
     ("ffffffff ffffffff ffffffff ffffffff ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),

@@ -1,6 +1,7 @@
 """ModelRunner with the real Decoder gives transformers' greedy tokens, in float32, whatever the pages, chunks and company."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,16 +12,9 @@ from radixserve.kv import KVPool, PageTable
 from radixserve.models import load_decoder, load_model_config
 from radixserve.runner import ModelRunner
 from tests.support.stepping import Running, Stepper
-from tests.support.tiny_models import save_tiny_model
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NUM_OUTPUT = 16
-MODELS = [
-    ("LlamaForCausalLM", False),
-    ("LlamaForCausalLM", True),
-    ("Qwen2ForCausalLM", True),
-    ("Qwen3ForCausalLM", False),
-]
+MODELS = [("llama", False), ("llama", True), ("qwen2", True), ("qwen3", False)]
 LENGTHS = [1, 2, 15, 16, 17, 64, 130, 300]
 
 
@@ -36,16 +30,17 @@ def greedy(model: torch.nn.Module, prompt_ids: list[int]) -> list[int]:
     return ids[len(prompt_ids) :]
 
 
-@pytest.fixture(scope="module", params=MODELS, ids=[f"{name}-{'tied' if tied else 'untied'}" for name, tied in MODELS])
+@pytest.fixture(scope="module", params=MODELS, ids=[f"{family}-{'tied' if tie else 'untied'}" for family, tie in MODELS])
 def oracle(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, one_thread: None
+    request: pytest.FixtureRequest, tiny_model: Callable[[str, bool], Path], one_thread: None
 ) -> tuple[Path, list[list[int]], list[list[int]]]:
     """Model directory, prompts, and transformers' continuations."""
-    name, tied = request.param
-    directory = tmp_path_factory.mktemp("model")
-    model = save_tiny_model(directory, name, tied=tied)
+    import transformers
+
+    directory = tiny_model(*request.param)
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     rng = random.Random(11)
-    prompts = [rng.choices(range(97), k=length) for length in LENGTHS]
+    prompts = [rng.choices(range(model.config.vocab_size), k=length) for length in LENGTHS]
     return directory, prompts, [greedy(model, prompt) for prompt in prompts]
 
 
@@ -53,7 +48,7 @@ def make_stepper(directory: Path, page_size: int) -> Stepper:
     config = load_model_config(directory)
     decoder = load_decoder(config, directory, dtype=torch.float32, device=torch.device("cpu"))
     pool = KVPool(config.num_layers, 1024 // page_size, page_size, config.num_kv_heads, config.head_dim, torch.float32)
-    table = PageTable(16, config.max_position_embeddings // page_size, page_size)
+    table = PageTable(16, 512 // page_size, page_size)
     backend = make_attention_backend("torch", pool, config.num_heads)
     return Stepper(ModelRunner(decoder, pool, table, backend, config.vocab_size), pool.num_pages, page_size)
 

@@ -10,7 +10,6 @@ from radixserve.core import SamplingParams
 from radixserve.runner.random import uniforms
 from radixserve.runner.sampler import SamplingRows, sample
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 INF = float("inf")
 
 

@@ -14,7 +14,6 @@ from radixserve.errors import ConfigError
 from radixserve.kv import KVPool, PageTable
 from radixserve.runner.batch_builder import build_forward_batch
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 HEAD_DIM = 16
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 

@@ -1,0 +1,109 @@
+"""radixserve serve | generate | version. Flags are made from the config dataclasses: each default is typed once, in config.py."""
+
+import argparse
+import dataclasses
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig, flag_of
+from radixserve.errors import RadixServeError
+
+ENGINE_PARTS = (EngineConfig, CacheConfig, SchedulerConfig)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. An error of the user's is one sentence on standard error and code 2."""
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except RadixServeError as error:
+        print(f"radixserve: {error.message}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("radixserve", description="Serve a language model with a radix tree over a paged KV pool.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    serve = commands.add_parser("serve", help="serve over HTTP, OpenAI-compatible", formatter_class=argparse.RawDescriptionHelpFormatter)
+    for part in (*ENGINE_PARTS, ServerConfig):
+        add_flags(serve, part)
+    serve.set_defaults(run=_serve)
+    generate = commands.add_parser("generate", help="answer one prompt here and now, without a server")
+    generate.add_argument("prompt")
+    generate.add_argument("--max-tokens", type=int, default=64, help="at most so many tokens (default: 64)")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
+    generate.add_argument("--seed", type=int, default=None, help="makes sampling repeatable")
+    for part in ENGINE_PARTS:
+        add_flags(generate, part)
+    generate.set_defaults(run=_generate)
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(run=_version)
+    return parser
+
+
+def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
+    """One flag for each field of a config class."""
+    group = parser.add_argument_group(config.__name__, (config.__doc__ or "").strip())
+    hints = typing.get_type_hints(config)
+    for spec in dataclasses.fields(config):
+        if "help" not in spec.metadata:
+            continue
+        names = [flag_of(spec.name)] + (["--model"] if spec.name == "model_path" else [])
+        text = spec.metadata["help"].replace("%", "%%")
+        if spec.default is not None and spec.default is not False and "default" not in text:
+            text += f" (default: {spec.default})"
+        if hints[spec.name] is bool:
+            group.add_argument(*names, action="store_true", default=argparse.SUPPRESS, help=text)
+        else:
+            choices = spec.metadata["choices"] or None
+            group.add_argument(*names, type=_base_type(hints[spec.name]), default=argparse.SUPPRESS, choices=choices, help=text)
+
+
+def _base_type(hint: Any) -> Any:
+    """int for `int` and for `int | None`."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return next(option for option in options if option is not type(None))
+
+
+def config_from(args: argparse.Namespace, config: type[Any], **parts: Any) -> Any:
+    """The config that the given flags describe; flags that were not given take the class's defaults."""
+    given = {spec.name: getattr(args, spec.name) for spec in dataclasses.fields(config) if hasattr(args, spec.name)}
+    return config(**given, **parts)
+
+
+def engine_config_from(args: argparse.Namespace) -> EngineConfig:
+    config: EngineConfig = config_from(
+        args, EngineConfig, cache=config_from(args, CacheConfig), scheduler=config_from(args, SchedulerConfig)
+    )
+    return config
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from radixserve.server.serve import run_server
+
+    return run_server(engine_config_from(args), config_from(args, ServerConfig))
+
+
+def _generate(args: argparse.Namespace) -> int:
+    config = engine_config_from(args)
+    from radixserve.core import SamplingParams
+    from radixserve.engine.llm import LLM
+
+    sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed).validate()
+    for piece in LLM.from_config(config).stream(args.prompt, sampling):
+        print(piece, end="", flush=True)
+    print()
+    return 0
+
+
+def _version(args: argparse.Namespace) -> int:
+    from importlib.metadata import version
+
+    print(version("radixserve"))
+    return 0

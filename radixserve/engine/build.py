@@ -1,0 +1,133 @@
+"""From a config to an engine: load the model, decide what "auto" means here, size the pool, make the parts and introduce them."""
+
+import dataclasses
+import logging
+
+import torch
+
+from radixserve.attention.registry import make_attention_backend
+from radixserve.config import EngineConfig, SchedulerConfig
+from radixserve.engine.engine import Engine
+from radixserve.engine.info import EngineInfo
+from radixserve.engine.memory import has_native_bfloat16, pool_bytes
+from radixserve.errors import ConfigError
+from radixserve.kv import KVPool, PageTable, bytes_per_token
+from radixserve.models.config import ModelConfig, load_model_config
+from radixserve.models.location import resolve_model
+from radixserve.models.weights import load_decoder
+from radixserve.runner.model_runner import ModelRunner
+from radixserve.scheduler.scheduler import Scheduler
+from radixserve.tree.disabled_cache import DisabledCache
+from radixserve.tree.prefix_cache import PageCache, PrefixCache
+
+logger = logging.getLogger("radixserve.engine")
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """ModelError or ConfigError say what cannot be, and what to change."""
+    location = resolve_model(config.model_path)
+    model_config = load_model_config(location.path)
+    config = resolve_config(config, model_config)
+    device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+    decoder = load_decoder(model_config, location.path, dtype=dtype, device=device, load_format=config.load_format, seed=config.random_seed)
+    num_pages = _num_pages(config, model_config, dtype, device, decoder.size_bytes)
+    page_size, context_length = config.cache.page_size, config.context_length
+    assert context_length is not None and config.scheduler.max_running_requests is not None
+    pool = KVPool(model_config.num_layers, num_pages, page_size, model_config.num_kv_heads, model_config.head_dim, dtype, device)
+    page_table = PageTable(config.scheduler.max_running_requests, -(-context_length // page_size), page_size, device)
+    attention = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
+    runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size)
+    cache: PageCache = DisabledCache(num_pages, page_size) if config.cache.disable_radix_cache else PrefixCache(num_pages, page_size)
+    scheduler = Scheduler(config.scheduler, cache, context_length, frozenset(model_config.eos_token_ids))
+    info = _info(config, location.name, str(location.path), model_config, pool, attention.name)
+    logger.info(_banner(info))
+    return Engine(config, info, scheduler, runner)
+
+
+def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """A complete config: nothing is None or "auto" any more, but the pool's size, which is known once the weights are loaded."""
+    device = config.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    elif device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device: expected a CUDA device for cuda, found none; use --device cpu")
+    if device == "cpu" and config.cache.mem_fraction_static is not None:
+        raise ConfigError("--mem-fraction-static is for a GPU; on a CPU give --max-total-tokens")
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" or has_native_bfloat16() else "float32"
+    return dataclasses.replace(
+        config,
+        device=device,
+        dtype=dtype,
+        context_length=_context_length(config, model),
+        scheduler=_resolve_scheduler(config, device),
+    )
+
+
+def _context_length(config: EngineConfig, model: ModelConfig) -> int:
+    longest = model.max_position_embeddings
+    if config.context_length is not None and config.context_length > longest:
+        raise ConfigError(f"--context-length: expected at most the model's {longest}, got {config.context_length}")
+    return config.context_length or longest
+
+
+def _resolve_scheduler(config: EngineConfig, device: str) -> SchedulerConfig:
+    scheduler = config.scheduler
+    chunk = scheduler.chunked_prefill_size or (8192 if device == "cuda" else 512)
+    rows = scheduler.max_running_requests
+    if rows is None:
+        rows = min(256 if device == "cuda" else 64, chunk)
+    elif rows > chunk:
+        raise ConfigError(
+            f"--max-running-requests: expected at most --chunked-prefill-size ({chunk}), since each running request needs a token "
+            f"of every step's budget, got {rows}"
+        )
+    return dataclasses.replace(scheduler, chunked_prefill_size=chunk, max_running_requests=rows)
+
+
+def _num_pages(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, weight_bytes: int) -> int:
+    token_bytes = bytes_per_token(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+    num_tokens = config.cache.max_total_tokens
+    if num_tokens is None:
+        num_bytes = pool_bytes(device, weight_bytes, config.cache.mem_fraction_static)
+        num_tokens = num_bytes // token_bytes
+        if num_tokens < config.cache.page_size:
+            raise ConfigError(
+                f"no memory is left for the KV pool: {num_bytes / 2**20:.0f} MiB beside {weight_bytes / 2**20:.0f} MiB of weights, "
+                f"at {token_bytes} bytes a token; free some memory, raise --mem-fraction-static, or give --max-total-tokens"
+            )
+    elif num_tokens < config.cache.page_size:
+        raise ConfigError(f"--max-total-tokens: expected at least one page of {config.cache.page_size} tokens, got {num_tokens}")
+    return num_tokens // config.cache.page_size
+
+
+def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: KVPool, backend: str) -> EngineInfo:
+    assert config.context_length and config.scheduler.max_running_requests and config.scheduler.chunked_prefill_size
+    return EngineInfo(
+        model_name=name,
+        model_path=path,
+        dtype=config.dtype,
+        device=config.device,
+        attention_backend=backend,
+        context_length=config.context_length,
+        max_total_tokens=pool.num_pages * pool.page_size,
+        pool_size_bytes=pool.size_bytes,
+        page_size=pool.page_size,
+        schedule_policy=config.scheduler.schedule_policy,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        is_radix_cache_disabled=config.cache.disable_radix_cache,
+        max_running_requests=config.scheduler.max_running_requests,
+        chunked_prefill_size=config.scheduler.chunked_prefill_size,
+    )
+
+
+def _banner(info: EngineInfo) -> str:
+    return (
+        f"model={info.model_name}, dtype={info.dtype}, device={info.device}, attention_backend={info.attention_backend}, "
+        f"max_total_num_tokens={info.max_total_tokens} ({info.pool_size_bytes / 2**30:.2f} GiB), page_size={info.page_size}, "
+        f"radix_cache={'off' if info.is_radix_cache_disabled else 'on'}, schedule_policy={info.schedule_policy}, "
+        f"chunked_prefill_size={info.chunked_prefill_size}, max_running_requests={info.max_running_requests}, "
+        f"context_len={info.context_length}"
+    )

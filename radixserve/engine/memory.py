@@ -1,0 +1,54 @@
+"""How much memory there is, and what the processor computes natively: what "auto" in a config is decided from."""
+
+from pathlib import Path
+
+import torch
+
+MAX_CPU_POOL_BYTES = 4 << 30
+
+
+def free_host_bytes() -> int:
+    """Memory that can be taken without swapping: the kernel's estimate, or what a container's limit leaves, whichever is less."""
+    free = _available_by_kernel()
+    limit = _read_int(Path("/sys/fs/cgroup/memory.max"))
+    used = _read_int(Path("/sys/fs/cgroup/memory.current"))
+    return free if limit is None or used is None else min(free, max(0, limit - used))
+
+
+def _available_by_kernel() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import os
+
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2  # no better word: half of what is built in
+
+
+def _read_int(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # no such limit, or "max"
+        return None
+
+
+def has_native_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 in hardware (AVX512-BF16, AMX, or Arm's BF16); without that float32 is faster and exacter."""
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return False
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
+
+
+def pool_bytes(device: torch.device, weight_bytes: int, mem_fraction_static: float | None) -> int:
+    """Bytes for the KV pool, weights being loaded already.
+
+    CPU: min(4 GiB, half of the free memory). GPU: SGLang's meaning, weights and pool together are mem_fraction_static of the total.
+    """
+    if device.type == "cpu":
+        return min(MAX_CPU_POOL_BYTES, free_host_bytes() // 2)
+    free, total = torch.cuda.mem_get_info(device)
+    return min(free, int(total * (mem_fraction_static or 0.85)) - weight_bytes)

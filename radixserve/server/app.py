@@ -1,0 +1,51 @@
+"""create_app: the HTTP application over an engine and a tokenizer, both arguments. It starts and stops nothing."""
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.exceptions import HTTPException
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from radixserve.config import ServerConfig
+from radixserve.core import RequestError
+from radixserve.engine.client import AsyncEngine
+from radixserve.errors import RadixServeError
+from radixserve.server.admin import admin_router
+from radixserve.server.context import ServerContext
+from radixserve.server.exporter import EngineCollector
+from radixserve.server.latency import LatencyMetrics
+from radixserve.server.middleware import EdgeMiddleware
+from radixserve.server.openai import openai_router
+from radixserve.server.replies import RequestFailedError, describe, error_reply
+from radixserve.tokenizer.tokenizer import Tokenizer
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig) -> FastAPI:
+    """The app's ServerContext is at app.state.context: whoever drains the server closes its gate."""
+    served_name = config.served_model_name or engine.info.model_name
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(engine, served_name))
+    context = ServerContext(engine, tokenizer, config, registry, LatencyMetrics(registry, served_name), served_name)
+    app = FastAPI(title="radixserve", docs_url=None, redoc_url=None)
+    app.state.context = context
+    app.add_middleware(EdgeMiddleware, gate=context.gate)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(RadixServeError, _our_error)
+    app.add_exception_handler(RequestFailedError, _our_error)
+    app.include_router(openai_router(context))
+    app.include_router(admin_router(context))
+    return app
+
+
+async def _our_error(request: HttpRequest, error: Exception) -> Response:
+    return error_reply(describe(error))
+
+
+async def _http_error(request: HttpRequest, error: Exception) -> Response:
+    """What the framework itself raises: an unknown route, a wrong method."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    reply = RequestError(message, error.status_code, "invalid_request_error", _CODES.get(error.status_code))
+    return error_reply(reply, dict(error.headers) if error.headers else None)

@@ -1,0 +1,108 @@
+"""What POST /v1/completions asks for: the body checked field by field, before any token is computed."""
+
+import dataclasses
+from array import array
+from dataclasses import dataclass
+from typing import Any
+
+from radixserve.core import IntArray, Namespace, SamplingParams
+from radixserve.errors import InvalidRequestError, UnsupportedFieldError
+from radixserve.server.fields import Fields, show
+from radixserve.server.known_fields import refuse_unsupported
+
+MAX_N = 128
+MAX_CHOICES = 1024  # prompts times n of one call
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 4096  # of one stop string: the detokenizer holds back that much text
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionCall:
+    """Choice index = prompt index * n + k, k in 0 .. n - 1."""
+
+    model: str | None
+    prompts: tuple[str | IntArray, ...]
+    sampling: SamplingParams
+    n: int
+    is_stream: bool
+    include_usage: bool  # a last chunk with the usage
+    continuous_usage: bool  # usage in every chunk
+    namespace: Namespace
+    ignored: tuple[str, ...]  # fields that no protocol knows
+
+
+def parse_completion_call(body: dict[str, Any], vocab_size: int) -> CompletionCall:
+    """Raises InvalidRequestError or UnsupportedFieldError, with the field as param."""
+    fields = Fields(body)
+    prompts = _parse_prompts(fields, vocab_size)
+    n = fields.integer("n", 1)
+    if not 1 <= n <= MAX_N:
+        raise fields.wrong("n", f"an integer in [1, {MAX_N}]", n)
+    if len(prompts) * n > MAX_CHOICES:
+        message = f"prompt: expected at most {MAX_CHOICES} choices in one call, got {len(prompts)} prompts times n = {n}"
+        raise InvalidRequestError(message, param="prompt")
+    _check_best_of(fields, n)
+    stream_options = fields.object("stream_options")
+    call = CompletionCall(
+        model=fields.string("model") or None,
+        prompts=prompts,
+        sampling=_parse_sampling(fields),
+        n=n,
+        is_stream=fields.boolean("stream"),
+        include_usage=stream_options.boolean("include_usage"),
+        continuous_usage=stream_options.boolean("continuous_usage_stats"),
+        namespace=Namespace(cache_salt=fields.string("cache_salt"), extra_key=fields.string("extra_key")),
+        ignored=(),
+    )
+    refuse_unsupported(fields)
+    ignored = (*fields.unread(), *stream_options.unread())
+    return dataclasses.replace(call, ignored=ignored)
+
+
+def _parse_sampling(fields: Fields) -> SamplingParams:
+    defaults = SamplingParams()
+    stop = fields.strings("stop")
+    if len(stop) > MAX_STOP_STRINGS or any(len(text) > MAX_STOP_CHARS for text in stop):
+        raise fields.wrong("stop", f"at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_CHARS} characters", list(stop))
+    return SamplingParams(
+        max_tokens=fields.integer("max_tokens", defaults.max_tokens),
+        temperature=fields.number("temperature", defaults.temperature),
+        top_p=fields.number("top_p", defaults.top_p),
+        top_k=fields.integer("top_k", defaults.top_k),
+        min_p=fields.number("min_p", defaults.min_p),
+        seed=fields.optional_integer("seed"),
+        stop=stop,
+        ignore_eos=fields.boolean("ignore_eos"),
+    ).validate()
+
+
+def _check_best_of(fields: Fields, n: int) -> None:
+    best_of = fields.raw("best_of")
+    if best_of is not None and (type(best_of) is not int or best_of != n):
+        raise UnsupportedFieldError(f"best_of is not supported by this server (accepted: null or n), got {show(best_of)}", param="best_of")
+
+
+def _parse_prompts(fields: Fields, vocab_size: int) -> tuple[str | IntArray, ...]:
+    """A string, a list of strings, a list of token ids, or a list of lists of token ids."""
+    prompt = fields.raw("prompt")
+    expected = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
+    if prompt is None:
+        raise InvalidRequestError(f"prompt: expected {expected}, got nothing", param="prompt")
+    if isinstance(prompt, str):
+        return (prompt,)
+    if not isinstance(prompt, list) or not prompt:
+        raise fields.wrong("prompt", f"{expected}, not empty", prompt)
+    if all(isinstance(item, str) for item in prompt):
+        return tuple(prompt)
+    if all(isinstance(item, list) for item in prompt):
+        return tuple(_parse_token_ids(item, vocab_size) for item in prompt)
+    return (_parse_token_ids(prompt, vocab_size),)
+
+
+def _parse_token_ids(ids: list[Any], vocab_size: int) -> IntArray:
+    if not ids:
+        raise InvalidRequestError("prompt: expected at least one token, got an empty list", param="prompt")
+    for token_id in ids:
+        if type(token_id) is not int or not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(f"prompt: expected token ids in [0, {vocab_size - 1}], got {show(token_id)}", param="prompt")
+    return array("i", ids)

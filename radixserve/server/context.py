@@ -1,0 +1,61 @@
+"""What the routes of one app share. Made by create_app and handed to each router; there is no module state."""
+
+import logging
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+
+from radixserve.config import ServerConfig
+from radixserve.engine.client import AsyncEngine
+from radixserve.errors import ContextLengthError, ModelNotFoundError
+from radixserve.server.gate import Gate
+from radixserve.server.latency import LatencyMetrics
+from radixserve.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger("radixserve.server")
+
+DEFAULT_MODEL_ALIAS = "default"
+_MAX_LOGGED_NAMES = 1000
+_MAX_NAMES_IN_HEADER = 20
+_MAX_NAME_CHARS = 64
+
+
+@dataclass(slots=True)
+class ServerContext:
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    config: ServerConfig
+    registry: CollectorRegistry
+    latency: LatencyMetrics
+    served_name: str
+    gate: Gate = field(default_factory=Gate)
+    _logged_names: set[str] = field(default_factory=set)
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in (self.served_name, DEFAULT_MODEL_ALIAS):
+            raise ModelNotFoundError(f"model: expected {self.served_name} or {DEFAULT_MODEL_ALIAS}, got {name[:100]}", param="model")
+
+    def check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        """One rule at every endpoint: prompt and max_tokens together fit the context and the pool, or the request is refused."""
+        info = self.engine.info
+        longest = min(info.context_length, info.max_total_tokens)
+        if num_prompt_tokens + max_tokens > longest:
+            why = "" if longest == info.context_length else " (the size of the KV pool)"
+            raise ContextLengthError(
+                f"This model's maximum context length is {longest} tokens{why}. However, you requested {num_prompt_tokens + max_tokens} "
+                f"tokens ({num_prompt_tokens} in the messages, {max_tokens} in the completion).",
+                param="prompt",
+            )
+
+    def ignored_header(self, names: tuple[str, ...]) -> dict[str, str]:
+        """Names the fields that were ignored, to the client in a header and once to the log."""
+        if not names:
+            return {}
+        # A name comes from the client: nothing but printable ASCII may reach a header or the log.
+        shown = [name[:_MAX_NAME_CHARS].encode("ascii", "backslashreplace").decode() for name in names[:_MAX_NAMES_IN_HEADER]]
+        clean = ["".join(char if char.isprintable() else "?" for char in name) for name in shown]
+        for name in clean:
+            if name not in self._logged_names and len(self._logged_names) < _MAX_LOGGED_NAMES:
+                self._logged_names.add(name)
+                logger.warning("unknown request field ignored: %s", name)
+        return {"x-radixserve-ignored": ", ".join(clean)}

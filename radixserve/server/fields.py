@@ -1,0 +1,111 @@
+"""Typed reading of JSON bodies: what was expected, what came, and which fields nobody read."""
+
+from typing import Any
+
+import orjson
+from starlette.requests import Request as HttpRequest
+
+from radixserve.errors import InvalidRequestError, RequestTooLargeError
+
+_MAX_SHOWN_CHARS = 60
+
+
+def show(value: Any) -> str:
+    """A value as JSON for a message, cut where it gets long."""
+    text = value if isinstance(value, str) else orjson.dumps(value).decode()
+    text = text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
+    return f'"{text}"' if isinstance(value, str) else text
+
+
+class Fields:
+    """One JSON object. A field that is null counts as absent. Each method raises InvalidRequestError naming the field.
+
+    A boolean is no integer here, though Python says so; an integer is a number.
+    """
+
+    def __init__(self, body: dict[str, Any], path: str = "") -> None:
+        self._body = body
+        self._path = path
+        self._read: set[str] = set()
+
+    def raw(self, name: str) -> Any:
+        self._read.add(name)
+        return self._body.get(name)
+
+    def integer(self, name: str, default: int) -> int:
+        value = self.optional_integer(name)
+        return default if value is None else value
+
+    def optional_integer(self, name: str) -> int | None:
+        value = self.raw(name)
+        if value is not None and type(value) is not int:
+            raise self.wrong(name, "an integer", value)
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if type(value) not in (int, float):
+            raise self.wrong(name, "a number", value)
+        return float(value)
+
+    def boolean(self, name: str, default: bool = False) -> bool:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if type(value) is not bool:
+            raise self.wrong(name, "true or false", value)
+        return value
+
+    def string(self, name: str, default: str = "") -> str:
+        value = self.raw(name)
+        if value is None:
+            return default
+        if not isinstance(value, str):
+            raise self.wrong(name, "a string", value)
+        return value
+
+    def strings(self, name: str) -> tuple[str, ...]:
+        """A string, or a list of strings."""
+        value = self.raw(name)
+        if value is None:
+            return ()
+        if isinstance(value, str):
+            return (value,)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.wrong(name, "a string or a list of strings", value)
+        return tuple(value)
+
+    def object(self, name: str) -> "Fields":
+        value = self.raw(name)
+        if value is None:
+            return Fields({}, f"{self._path}{name}.")
+        if not isinstance(value, dict):
+            raise self.wrong(name, "an object", value)
+        return Fields(value, f"{self._path}{name}.")
+
+    def unread(self) -> list[str]:
+        return [self._path + name for name in self._body if name not in self._read]
+
+    def wrong(self, name: str, expected: str, value: Any) -> InvalidRequestError:
+        return InvalidRequestError(f"{self._path}{name}: expected {expected}, got {show(value)}", param=self._path + name)
+
+
+async def read_object(request: HttpRequest, max_bytes: int) -> dict[str, Any]:
+    """The body as a JSON object, whatever its content type says (curl -d says form). Raises InvalidRequestError, RequestTooLargeError."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdigit() and int(declared) > max_bytes:
+        raise RequestTooLargeError(f"the body may have at most {max_bytes} bytes, got {declared}")
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise RequestTooLargeError(f"the body may have at most {max_bytes} bytes")
+    try:
+        value = orjson.loads(bytes(body))
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequestError(f"the body: expected a JSON object, got {show(value)}")
+    return value

@@ -1,0 +1,104 @@
+"""Fields of the OpenAI, SGLang and vLLM protocols that are known and not served yet: refused by name, unless their value changes nothing.
+
+Real tools send many of them with neutral values, so those are accepted. A field that no protocol knows is ignored and named in a header.
+"""
+
+from typing import Any
+
+from radixserve.errors import UnsupportedFieldError
+from radixserve.server.fields import Fields, show
+
+# They describe the caller or steer what this server does not have; the answer is the same without them.
+HARMLESS = frozenset(
+    {
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "verbosity",
+        "rid",
+        "request_id",
+        "session_id",
+    }
+)
+
+# Field -> the values (beside null) that change nothing.
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "add_special_tokens": (True,),
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "bootstrap_host": (),
+    "bootstrap_room": (),
+    "cache_control": ({},),
+    "custom_logit_processor": (),
+    "custom_params": ({},),
+    "detokenize": (True,),
+    "ebnf": ("",),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "functions": ([],),
+    "guided_choice": ([],),
+    "guided_grammar": ("",),
+    "guided_json": ({},),
+    "guided_regex": ("",),
+    "include_stop_str_in_output": (False,),
+    "json_schema": ("", {}),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "logprobs": (False,),
+    "lora_path": ("", []),
+    "max_completion_tokens": (),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "no_stop_trim": (False,),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "priority": (0,),
+    "prompt_embeds": ([],),
+    "prompt_logprobs": (False,),
+    "reasoning_effort": (),
+    "regex": ("",),
+    "repetition_penalty": (1,),
+    "response_format": ({}, {"type": "text"}),
+    "return_cached_tokens_details": (False,),
+    "return_hidden_states": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "session_params": ({},),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_regex": ("", []),
+    "stop_token_ids": ([],),
+    "structural_tag": ("", {}),
+    "structured_outputs": ({},),
+    "suffix": ("",),
+    "tool_choice": ("auto", "none"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+
+
+def _is_same(value: Any, neutral: Any) -> bool:
+    """Equal, and not a number where a boolean is meant: logprobs 0 is no false."""
+    return bool(value == neutral) and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def refuse_unsupported(fields: Fields) -> None:
+    """Raises UnsupportedFieldError for the first known field that asks for what we do not do."""
+    for name in fields.unread():
+        if name not in NEUTRAL_VALUES:
+            continue
+        value = fields.raw(name)
+        if value is not None and not any(_is_same(value, neutral) for neutral in NEUTRAL_VALUES[name]):
+            accepted = " or ".join(["null", *(show(neutral) for neutral in NEUTRAL_VALUES[name])])
+            raise UnsupportedFieldError(f"{name} is not supported by this server (accepted: {accepted}), got {show(value)}", param=name)
+    for name in HARMLESS:
+        fields.raw(name)

@@ -1,0 +1,69 @@
+"""The whole server in this process: the real app, the real AsyncEngine and engine loop, around an EchoEngine in a thread."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from radixserve.config import CacheConfig, EngineConfig, ServerConfig
+from radixserve.engine.client import AsyncEngine
+from radixserve.server.app import create_app
+from radixserve.tokenizer.tokenizer import Tokenizer
+from tests.support.byte_tokenizer import write_byte_tokenizer
+from tests.support.echo_engine import EchoEngine
+from tests.support.thread_link import ThreadLink
+
+
+@dataclass(slots=True)
+class Served:
+    """One app with what stands behind it."""
+
+    app: FastAPI
+    engine: AsyncEngine
+    echo: EchoEngine
+    http: httpx.AsyncClient
+
+    async def complete(self, **body: object) -> httpx.Response:
+        return await self.http.post("/v1/completions", json=body)
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "echo"
+    write_byte_tokenizer(directory)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_dir: Path) -> Tokenizer:
+    return Tokenizer.from_directory(model_dir)
+
+
+@pytest.fixture
+def step_s(request: pytest.FixtureRequest) -> float:
+    """Seconds per engine step; set it with @pytest.mark.parametrize("step_s", [...], indirect=True)."""
+    return getattr(request, "param", 0.0)
+
+
+@pytest.fixture
+def max_total_tokens() -> int | None:
+    return None
+
+
+@pytest.fixture
+async def served(tokenizer: Tokenizer, step_s: float, max_total_tokens: int | None) -> AsyncIterator[Served]:
+    config = EngineConfig(cache=CacheConfig(max_total_tokens=max_total_tokens))
+    echoes = []
+
+    def make_link() -> ThreadLink:
+        echoes.append(EchoEngine(config, step_s))
+        return ThreadLink(echoes[-1])
+
+    engine = await AsyncEngine.start(config, make_link=make_link)
+    app = create_app(engine, tokenizer, ServerConfig(max_body_bytes=100_000))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
+        yield Served(app, engine, echoes[0], http)
+    await engine.stop()

@@ -1,0 +1,99 @@
+"""The whole product as a user starts it: `radixserve serve` with the default model, and the openai package in front."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from radixserve.models.location import resolve_model
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG_PROMPT = "You are a careful assistant. " * 20 + "The capital of France is"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    resolve_model(None)  # fetched here, where a failure is readable
+    command = [sys.executable, "-m", "radixserve", "serve", "--port", "0", "--max-total-tokens", "4096", "--dtype", "float32"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        ready = None
+        while ready is None and (line := process.stdout.readline()):
+            found = re.match(r"radixserve is ready on (\S+)", line)
+            ready = found[1] if found else None
+        assert ready is not None, f"the server ended with {process.wait()} before it was ready"
+        yield ready
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+        process.stdout.close()
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
+        yield client
+
+
+def cached_tokens(answer: openai.types.Completion) -> int:
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.cached_tokens is not None
+    return answer.usage.prompt_tokens_details.cached_tokens
+
+
+def test_completion_reuses_what_it_knows_until_it_is_flushed(client: openai.OpenAI, url: str) -> None:
+    def ask() -> openai.types.Completion:
+        return client.completions.create(model="default", prompt=LONG_PROMPT, max_tokens=8, temperature=0)
+
+    assert httpx.post(f"{url}/flush_cache?timeout=10").status_code == 200
+    cold, warm = ask(), ask()
+    assert cold.model == "smollm2-135m-instruct"
+    assert "Paris" in cold.choices[0].text
+    assert cold.usage is not None
+    assert cached_tokens(cold) == 0
+    assert cached_tokens(warm) == cold.usage.prompt_tokens - 1
+    assert warm.choices[0].text == cold.choices[0].text
+    assert httpx.post(f"{url}/flush_cache?timeout=10").status_code == 200
+    assert cached_tokens(ask()) == 0
+
+
+def test_stream_joins_to_the_text_without_a_stream(client: openai.OpenAI) -> None:
+    body = {"model": "default", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
+    whole = client.completions.create(**body)
+    chunks = list(client.completions.create(stream=True, stream_options={"include_usage": True}, **body))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == whole.choices[0].finish_reason == "length"
+    assert chunks[-1].usage is not None
+    assert whole.usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
+
+
+def test_two_prompts_and_a_stop_string_in_one_call(client: openai.OpenAI) -> None:
+    answer = client.completions.create(model="default", prompt=["1, 2, 3, 4,", "a, b, c, d,"], max_tokens=8, temperature=0, stop=", 7")
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.choices[0].text == " 5, 6"
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.choices[1].text.startswith(" e, f")
+
+
+def test_closing_the_connection_aborts_and_leaves_an_idle_engine(client: openai.OpenAI, url: str) -> None:
+    stream = client.completions.create(model="default", prompt="Tell me everything.", max_tokens=2000, stream=True)
+    next(stream)
+    stream.close()
+    assert httpx.post(f"{url}/flush_cache?timeout=30", timeout=40).status_code == 200
+    metrics = httpx.get(f"{url}/metrics").text
+    assert 'sglang:num_aborted_requests_total{model_name="smollm2-135m-instruct"} 1.0' in metrics
+    assert 'sglang:kv_evictable_tokens{model_name="smollm2-135m-instruct"} 0.0' in metrics
+
+
+def test_what_is_too_long_is_refused(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="default", prompt="a", max_tokens=5000)
+    assert refused.value.code == "context_length_exceeded"

@@ -1,0 +1,132 @@
+"""The figures of bench/: percentiles, step clocks from /metrics, the bound of a comparison, the floor of time to first token."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.client import Completion
+from bench.compare import Pair, Run, describe_pairs
+from bench.report import append_jsonl, describe, medians, percentile, spread, summarize
+from bench.servers import Server, ServerStartError, StepClock, parse_step_clock
+from bench.ttft import ModelShape, TtftPair, read_model_shape
+from bench.workloads import make_load
+
+WORD_IDS = range(1000, 5000)
+METRICS = """\
+# TYPE radixserve_step_seconds_total counter
+radixserve_step_seconds_total{part="tree"} 0.25
+radixserve_step_seconds_total{part="schedule"} 0.75
+radixserve_step_seconds_total{part="forward"} 99.0
+# TYPE radixserve_prefill_step_seconds_total counter
+radixserve_prefill_step_seconds_total 80.0
+# TYPE something_else gauge
+something_else 7
+"""
+
+
+def completion(ttft: float, gaps: tuple[float, ...], cached: int | None, prompt: int | None = 100) -> Completion:
+    return Completion(0.0, 1.0, ttft, gaps, sum(gaps) / len(gaps), "x", len(gaps) + 1, prompt, cached)
+
+
+def test_percentile() -> None:
+    assert percentile([], 0.5) is None
+    assert percentile([3.0], 0.95) == 3.0
+    assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 3.0
+    assert percentile(list(range(100)), 0.95) == 95
+
+
+def test_summary_of_a_run() -> None:
+    load = make_load("E", WORD_IDS, 1)
+    result = summarize("x", load, 1, 200, 2.0, [completion(0.1, (0.2, 0.4), 0), completion(0.3, (0.6, 0.8), 90)])
+    assert (result.in_tok_s, result.out_tok_s, result.out_tok) == (100.0, 3.0, 6)
+    assert (result.ttft_p50, result.itl_p50, result.itl_max) == (0.3, 0.6, 0.8)
+    assert result.tpot_p50 == pytest.approx(0.5)
+    assert (result.cached_tok, result.served_in_tok, result.hit_rate, result.cached_requests) == (90, 200, 0.45, 1)
+
+
+def test_a_server_that_tells_nothing_of_re_use() -> None:
+    result = summarize("x", make_load("A", WORD_IDS, 1), 1, 200, 2.0, [completion(0.1, (0.2,), None, None)])
+    assert (result.cached_tok, result.hit_rate, result.served_in_tok) == (None, None, None)
+    assert "the server does not tell; token hit rate n/a (ideal 82.4 %)" in describe(result, 1, 1.0)
+
+
+def test_medians_are_by_field_and_keep_the_unknown() -> None:
+    load = make_load("E", WORD_IDS, 1)
+    runs = [summarize("x", load, seed, 100, wall, [completion(0.1, (0.2,), None)]) for seed, wall in ((1, 5.0), (2, 1.0), (3, 2.0))]
+    merged = medians(runs)
+    assert (merged.wall_s, merged.in_tok_s, merged.seed, merged.label, merged.cached_tok) == (2.0, 50.0, 1, "x", None)
+    assert spread([run.wall_s for run in runs]) == 5.0
+
+
+def test_jsonl_keeps_one_record_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "out.jsonl"
+    append_jsonl(path, summarize("x", make_load("E", WORD_IDS, 1), 1, 100, 2.0, [completion(0.1, (0.2,), 50)]))
+    append_jsonl(path, {"label": "x", "error": "no"})
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert records[0]["hit_rate"] == 0.5
+    assert records[1] == {"label": "x", "error": "no"}
+
+
+def test_step_clock_from_metrics() -> None:
+    clock = parse_step_clock(METRICS)
+    assert clock.parts == {"tree": 0.25, "schedule": 0.75, "forward": 99.0}
+    assert clock.prefill_share == pytest.approx(0.8)
+    assert clock.share("tree", "schedule") == pytest.approx(0.01)
+    later = StepClock({"tree": 1.25, "schedule": 0.75, "forward": 100.0}, 81.0).since(clock)
+    assert (later.parts["tree"], later.total_s, later.prefill_s) == (1.0, 2.0, 1.0)
+
+
+def test_step_clock_without_such_counters() -> None:
+    clock = parse_step_clock("# TYPE up gauge\nup 1\n")
+    assert clock.prefill_share is None
+    assert clock.share("tree") is None
+
+
+def pair_of(on_wall_s: float, off_wall_s: float, clock: StepClock, cached: int | None = 80) -> Pair:
+    load = make_load("A", WORD_IDS, 1)
+    on = summarize("on", load, 1, 100, on_wall_s, [completion(0.1, (0.2,), cached)])
+    off = summarize("off", load, 1, 100, off_wall_s, [completion(0.1, (0.2,), 0)])
+    return Pair(Run(on, clock), Run(off, clock))
+
+
+def test_the_bound_of_a_comparison() -> None:
+    """h = 0.8 and f = 0.75: at most 1 / (1 - 0.6) = 2.5 times faster."""
+    clock = StepClock({"tree": 0.5, "forward": 99.5}, 75.0)
+    pair = pair_of(10.0, 22.0, clock)
+    assert pair.ratio == 2.2
+    assert pair.bound == pytest.approx(2.5)
+    text = describe_pairs("A", [pair, pair])
+    assert "total time off/on 2.200 (pairs 2.200, 2.200; spread 1.00)" in text
+    assert "1/(1 - h f) = 2.500 with h 0.800, f 0.750; ratio over bound 0.880; goal at least 0.85: met" in text
+    assert "MISSED" in describe_pairs("A", [pair_of(10.0, 21.0, clock)])
+    assert "tree and scheduler 0.500% of the step time with re-use on (tree 0.50%, forward 99.50%)" in text
+    assert "goal at most 1%: met" in describe_pairs("B", [pair])
+
+
+def test_a_comparison_without_step_seconds_says_so() -> None:
+    text = describe_pairs("A", [pair_of(10.0, 22.0, StepClock({}, 0.0))])
+    assert "1/(1 - h f): unknown" in text
+    assert "tree and scheduler: unknown" in text
+
+
+def test_the_floor_of_time_to_first_token() -> None:
+    """A model of 7 billion parameters, and the default model's size."""
+    seven_billion = ModelShape(6_740_000_000, 32, 4096)
+    assert seven_billion.floor(1024, 896) == pytest.approx(0.127, abs=0.001)
+    assert seven_billion.floor(4096, 3968) == pytest.approx(0.034, abs=0.001)
+    assert ModelShape(135_000_000, 30, 576).floor(10_000, 9_000) == pytest.approx(0.151, abs=0.001)
+    assert TtftPair(1024, 896, 3, cold_s=2.0, hit_s=0.3, cached_tok=896, floor=0.12).over_floor == pytest.approx(1.25)
+
+
+def test_the_model_shape_is_read_without_the_weights(tmp_path: Path) -> None:
+    head = json.dumps({"__metadata__": {"format": "pt"}, "a": {"shape": [3, 4]}, "b": {"shape": [5]}}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 2, "hidden_size": 4}))
+    assert read_model_shape(tmp_path) == ModelShape(17, 2, 4)
+
+
+async def test_a_server_that_does_not_start_shows_its_log() -> None:
+    server = Server("on", ["--no-such-flag"])
+    with pytest.raises(ServerStartError, match="ended with"):
+        await server.__aenter__()

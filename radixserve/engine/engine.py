@@ -1,6 +1,7 @@
 """Engine: introduces scheduler and runner. One step is: schedule, execute, update."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -35,6 +36,9 @@ class Engine:
     @classmethod
     def build(cls, config: EngineConfig) -> "Engine":
         """Load the model, size the pool, make everything. Blocks for seconds. ModelError or ConfigError say what cannot be."""
+        # OpenMP threads that spin while they wait starve everybody else on a machine with few cores, the HTTP server first (bench/LOG.md).
+        # Read when torch loads its OpenMP library, so: before that, and the user's own setting wins.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from radixserve.engine.build import build_engine
 
         return build_engine(config)

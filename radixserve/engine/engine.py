@@ -36,9 +36,9 @@ class Engine:
     @classmethod
     def build(cls, config: EngineConfig) -> "Engine":
         """Load the model, size the pool, make everything. Blocks for seconds. ModelError or ConfigError say what cannot be."""
-        # OpenMP threads that spin while they wait starve everybody else on a machine with few cores, the HTTP server first (bench/LOG.md).
-        # Read when torch loads its OpenMP library, so: before that, and the user's own setting wins.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        # OpenMP threads that spin for long while they wait starve whoever else needs a core; ones that sleep at once wake late and cost
+        # a third of the speed (bench/LOG.md). So: a short spin. Read when torch loads its OpenMP library; the user's own setting wins.
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")
         from radixserve.engine.build import build_engine
 
         return build_engine(config)

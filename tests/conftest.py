@@ -1,5 +1,24 @@
-"""Before torch is loaded: OpenMP threads must not spin while they wait, or tests on a busy machine take many times as long."""
+"""For all tests: OpenMP threads that do not spin, and the account of pages recounted after every step of every engine."""
 
 import os
 
+# before torch is loaded: spinning threads on a busy machine make tests take many times as long
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import pytest
+
+from radixserve.core import RequestOutput
+from radixserve.engine.engine import Engine
+
+
+@pytest.fixture(autouse=True)
+def account_after_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DESIGN's rule, for engines in this process; servers that tests start are given --check-account-every-step."""
+    plain_step = Engine.step
+
+    def step(self: Engine) -> list[RequestOutput]:
+        outputs = plain_step(self)
+        self._scheduler.check_account()
+        return outputs
+
+    monkeypatch.setattr(Engine, "step", step)

@@ -56,10 +56,11 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         namespace: Namespace = BASE_NAMESPACE,
-        show_progress: bool = False,
+        show_progress: bool | None = None,
     ) -> list[Completion]:
         """One Completion per prompt, in order. A prompt is a text or a list of token ids; sampling is one for all, or one each.
 
+        show_progress: a bar on standard error; by default where that is a terminal.
         InvalidRequestError, before anything runs, for a prompt or a parameter that cannot be served.
         """
         batch = _as_batch(prompts)
@@ -84,7 +85,7 @@ class LLM:
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
         return Request(f"llm-{next(self._num_requests)}", array("i", ids), sampling, seed % 2**64, namespace=namespace)
 
-    def _run(self, answers: "list[_Answer]", show_progress: bool) -> Iterator[str]:
+    def _run(self, answers: "list[_Answer]", show_progress: bool | None) -> Iterator[str]:
         by_id = {answer.request.request_id: answer for answer in answers}
         try:
             for answer in answers:
@@ -161,9 +162,9 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 @contextmanager
-def _progress_bar(total: int, is_shown: bool) -> Iterator[Callable[[], object]]:
-    """A bar on standard error that counts finished requests; nothing where it is not shown."""
+def _progress_bar(total: int, is_shown: bool | None) -> Iterator[Callable[[], object]]:
+    """A bar on standard error that counts finished requests; None shows it where that is a terminal."""
     from tqdm import tqdm
 
-    with tqdm(total=total, desc="Completions", unit="prompt", disable=not is_shown) as bar:
+    with tqdm(total=total, desc="Completions", unit="prompt", disable=None if is_shown is None else not is_shown) as bar:
         yield lambda: bar.update()

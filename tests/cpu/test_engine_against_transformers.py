@@ -100,7 +100,6 @@ def test_tiny_models(tiny_model: Callable[[str, bool], Path], family: str, tie: 
         chunked_prefill_size=64,
         max_running_requests=batch,
         max_total_tokens=1600 * batch,  # about what one batch needs: the tree lives under eviction all the time
-        check_account_every_step=True,
     )
     answers = run_in_batches(llm, expected.prompts, batch)
     assert_equal_up_to_near_ties(answers, expected)
@@ -121,7 +120,6 @@ def test_default_model(default_model_dir: Path, page_size: int, is_tree_on: bool
         chunked_prefill_size=512,
         max_running_requests=batch,
         max_total_tokens=1600 * batch,
-        check_account_every_step=True,
     )
     answers = run_in_batches(llm, expected.prompts, batch)
     assert_equal_up_to_near_ties(answers, expected)

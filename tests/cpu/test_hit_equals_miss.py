@@ -13,7 +13,7 @@ GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 
 
 def tiny_llm(model_dir: Path, **options: object) -> LLM:
-    defaults: dict[str, object] = {"dtype": "float32", "device": "cpu", "max_total_tokens": 2048, "check_account_every_step": True}
+    defaults: dict[str, object] = {"dtype": "float32", "device": "cpu", "max_total_tokens": 2048}
     return LLM(str(model_dir), **(defaults | options))
 
 
@@ -75,7 +75,7 @@ def test_sixteen_secrets_side_by_side_under_eviction(default_model_dir: Path) ->
     markers = [f"{1000 + 37 * i}-{chr(65 + i) * 3}" for i in range(16)]
     prompts = [f"{rules}\n" + f"code: {marker}\n" * 4 + "code:" for marker in markers]
     sampling = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
-    options: dict[str, object] = {"dtype": "float32", "device": "cpu", "check_account_every_step": True}
+    options: dict[str, object] = {"dtype": "float32", "device": "cpu"}
     alone_llm = LLM(str(default_model_dir), **options, max_total_tokens=1024)
     alone = []
     for prompt in prompts:

@@ -19,7 +19,19 @@ LONG_PROMPT = "You are a careful assistant. " * 20 + "The capital of France is"
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     resolve_model(None)  # fetched here, where a failure is readable
-    command = [sys.executable, "-m", "radixserve", "serve", "--port", "0", "--max-total-tokens", "4096", "--dtype", "float32"]
+    command = [
+        sys.executable,
+        "-m",
+        "radixserve",
+        "serve",
+        "--port",
+        "0",
+        "--max-total-tokens",
+        "4096",
+        "--dtype",
+        "float32",
+        "--check-account-every-step",
+    ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -9,6 +9,7 @@ Admission reserves prompt and max_tokens in full, so that a running request neve
 from array import array
 from collections.abc import Iterator
 from itertools import chain
+from typing import NamedTuple
 
 from radixserve.config import SchedulerConfig
 from radixserve.core import (
@@ -27,6 +28,13 @@ from radixserve.scheduler.state import RequestState
 from radixserve.tree.prefix_cache import PageCache
 
 NO_TOKENS = array("i")
+
+
+class _Blocked(NamedTuple):
+    """How things stood when the head of the queue did not fit."""
+
+    num_pages: int  # free + evictable - promised
+    growth: int  # of the cache
 
 
 class Scheduler:
@@ -48,7 +56,7 @@ class Scheduler:
         self._to_finish: dict[str, int] = {}
         self._in_flight: list[tuple[RequestState, ScheduledRow]] = []  # the rows of the last batch, until update()
         self._outbox: list[RequestOutput] = []
-        self._num_arrived = 0
+        self._blocked: _Blocked | None = None
         self._step = 0
         self.totals = EngineStats()  # only the *_total fields are kept here
 
@@ -63,9 +71,9 @@ class Scheduler:
         self._check_length(len(request.prompt_ids), request.sampling.max_tokens)
         num_positions = len(request.prompt_ids) + request.sampling.max_tokens - 1  # the last token is not fed back
         total_pages = -(-num_positions // self.cache.page_size)
-        self._num_arrived += 1
+        self._blocked = None
         self.totals.requests_total += 1
-        self._waiting.add(RequestState(request, self._num_arrived, now, total_pages))
+        self._waiting.add(RequestState(request, now, total_pages))
 
     def _check_length(self, num_prompt: int, max_tokens: int) -> None:
         limit, name = self.context_length, "maximum context length"
@@ -81,11 +89,13 @@ class Scheduler:
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step. Unknown ids, of requests that have just ended, are fine."""
-        self._to_abort.append(request_id)
+        if request_id in self._running or request_id in self._waiting:
+            self._to_abort.append(request_id)
 
     def finish(self, request_id: str, num_output_tokens: int) -> None:
         """A stop string was completed by output token number num_output_tokens: end the request there, with reason stop."""
-        self._to_finish[request_id] = num_output_tokens
+        if request_id in self._running:
+            self._to_finish[request_id] = num_output_tokens
 
     @property
     def has_work(self) -> bool:
@@ -107,6 +117,7 @@ class Scheduler:
         self._apply_marks(now)
         decoding = [state for state in self._running.values() if state.is_decoding]
         prefilling = [state for state in self._running.values() if not state.is_decoding]
+        self.cache.make_room(sum(state.needs_page(1, self.cache.page_size) for state in decoding), now)
         planned = [(state, self._row(state, 1, now)) for state in decoding]
         budget = self.max_step_tokens - len(planned)
         for state in chain(prefilling, self._admissions(now)) if budget > 0 else ():
@@ -163,20 +174,29 @@ class Scheduler:
 
     def _admissions(self, now: float) -> Iterator[RequestState]:
         """Admit waiting requests one by one, in the policy's order, while the caller asks for more; the first that does not fit ends it."""
-        if not self._waiting or not self._free_slots:
+        if not self._waiting or not self._free_slots or self._is_still_blocked():
             return
         for state in self._waiting.ordered():
             if not self._free_slots or not self._try_admit(state, now):
                 return
             yield state
 
+    def _is_still_blocked(self) -> bool:
+        """Nothing has changed in favour of the request that did not fit last time, so the queue need not be looked at again."""
+        blocked = self._blocked
+        return blocked is not None and self._unpromised_pages() <= blocked.num_pages and self.cache.growth == blocked.growth
+
+    def _unpromised_pages(self) -> int:
+        return self.cache.num_free_pages + self.cache.num_evictable_pages - self._reserved_pages
+
     def _try_admit(self, state: RequestState, now: float) -> bool:
         """A request that does not fit leaves no trace."""
         match = self.cache.match(state.request.namespace, state.token_ids)
         num_needed = state.total_pages - match.num_tokens // self.cache.page_size
-        num_available = self.cache.num_free_pages + self.cache.num_evictable_pages - match.num_unlocked_pages - self._reserved_pages
-        if num_needed > num_available:
+        if num_needed > self._unpromised_pages() - match.num_unlocked_pages:
+            self._blocked = _Blocked(self._unpromised_pages(), self.cache.growth)
             return False
+        self._blocked = None
         self._waiting.remove(state.request.request_id)
         self._running[state.request.request_id] = state
         state.path = self.cache.lock(match, now)
@@ -255,6 +275,7 @@ class Scheduler:
                 self._outbox.append(self._output(state, (), state.num_output, FinishReason.STOP))
         for request_id in self._to_abort:
             state = self._waiting.remove(request_id) or self._running.get(request_id)
+            self._blocked = None
             if state is not None:
                 if state.path is not None:
                     self._release(state, now)

@@ -13,7 +13,6 @@ class RequestState:
     """
 
     __slots__ = (
-        "arrival",
         "arrival_s",
         "first_row_sent",
         "match_version",
@@ -29,9 +28,8 @@ class RequestState:
         "total_pages",
     )
 
-    def __init__(self, request: Request, arrival: int, arrival_s: float, total_pages: int) -> None:
+    def __init__(self, request: Request, arrival_s: float, total_pages: int) -> None:
         self.request = request
-        self.arrival = arrival  # running number
         self.arrival_s = arrival_s
         self.token_ids: IntArray = request.prompt_ids[:]
         self.total_pages = total_pages  # of prompt and max_tokens: what admission reserves
@@ -67,6 +65,11 @@ class RequestState:
     def reserved_pages(self) -> int:
         """Pages that admission promised it and that it does not hold yet."""
         return self.total_pages - len(self.path.pages) if self.path is not None else 0
+
+    def needs_page(self, count: int, page_size: int) -> bool:
+        """Whether the next `count` positions need a page that it does not hold."""
+        assert self.path is not None
+        return self.num_computed + count > len(self.path.pages) * page_size
 
     def finish_reason(self, eos_token_ids: frozenset[int]) -> FinishReason | None:
         """Does the last sampled token end it?"""

@@ -12,6 +12,7 @@ from radixserve.tree.prefix_cache import PagePath, PrefixMatch, timed
 
 class DisabledCache:
     version = 0
+    growth = 0
     num_evictable_pages = 0
     num_locked_pages = 0
 
@@ -34,6 +35,9 @@ class DisabledCache:
 
     def lock(self, match: PrefixMatch, now: float) -> PagePath:
         return PagePath(match.namespace, array("i"), None)
+
+    def make_room(self, num_pages: int, now: float) -> None:
+        pass
 
     @timed
     def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None:

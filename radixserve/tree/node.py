@@ -41,7 +41,7 @@ class TreeNode:
         self.num_live_children = 0  # children with pages
         self.lock_ref = 0  # requests whose node is this one or lies below
         self.last_access = now
-        self.hits = 0
+        self.hits = 0  # times that it was found again: locked by a match, or met by an insert
         self.order_ticket = 0  # see eviction.py; 0: not in the order
         self.evicted_at = 0.0
         self.eviction_cause = ""

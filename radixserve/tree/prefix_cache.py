@@ -54,6 +54,8 @@ class PageCache(Protocol):
     @property
     def version(self) -> int: ...
     @property
+    def growth(self) -> int: ...
+    @property
     def num_pages(self) -> int: ...
     @property
     def num_free_pages(self) -> int: ...
@@ -63,6 +65,7 @@ class PageCache(Protocol):
     def num_locked_pages(self) -> int: ...
     def match(self, namespace: Namespace, token_ids: IntArray) -> PrefixMatch: ...
     def lock(self, match: PrefixMatch, now: float) -> PagePath: ...
+    def make_room(self, num_pages: int, now: float) -> None: ...
     def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None: ...
     def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None: ...
     def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> None: ...
@@ -107,6 +110,11 @@ class PrefixCache:
         return self.tree.version
 
     @property
+    def growth(self) -> int:
+        """Changes whenever a match may have become longer."""
+        return self.tree.growth
+
+    @property
     def num_pages(self) -> int:
         return self._pool.num_pages
 
@@ -136,6 +144,17 @@ class PrefixCache:
         return PagePath(match.namespace, match.found.pages[:], node)
 
     @timed
+    def make_room(self, num_pages: int, now: float) -> None:
+        """Evict until num_pages pages are free, as far as that can be: once for a whole step rather than page by page."""
+        self._make_room(num_pages, now)
+
+    def _make_room(self, num_pages: int, now: float) -> None:
+        if num_pages > self._pool.num_free:
+            evicted = self.tree.evict(num_pages - self._pool.num_free, now)
+            self.num_evicted_pages += len(evicted)
+            self._pool.free(evicted)
+
+    @timed
     def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None:
         """Let the path cover num_tokens positions, evicting as needed. Returns the new pages; None if there were enough.
 
@@ -144,10 +163,7 @@ class PrefixCache:
         num_missing = -(-num_tokens // self.page_size) - len(path.pages)
         if num_missing <= 0:
             return None
-        if num_missing > self._pool.num_free:
-            evicted = self.tree.evict(num_missing - self._pool.num_free, now)
-            self.num_evicted_pages += len(evicted)
-            self._pool.free(evicted)
+        self._make_room(num_missing, now)
         first_page = len(path.pages)
         new_pages = self._pool.allocate(num_missing)
         path.pages.extend(new_pages)
@@ -170,7 +186,7 @@ class PrefixCache:
         own = path.pages[first_page:num_whole]
         tokens = token_ids[first_page * self.page_size : num_whole * self.page_size]
         inserted = self.tree.insert(TreeKey.of(path.namespace, tokens), own, now, at=path.node)
-        self.tree.move_lock(path.node, inserted.node, now)
+        self.tree.move_lock(path.node, inserted.node)
         path.node, path.num_shared = inserted.node, num_whole
         replaced = inserted.existing_pages
         if not replaced:
@@ -184,7 +200,7 @@ class PrefixCache:
         """End a path: publish what was computed, unlock it, free the rest. The path must not be used any more."""
         self._commit(path, token_ids, num_computed, now)
         assert path.node is not None, "expected a path that was not released before"
-        self.tree.unlock(path.node)
+        self.tree.unlock(path.node, now)
         path.node = None
         self._pool.free(path.private_pages)
 

@@ -51,6 +51,7 @@ class RadixTree:
         self._on_event = on_event
         self.root = TreeNode(BASE_NAMESPACE, b"", None, None, 0.0)
         self.version = 0  # grows with every change of which tokens are matched by which page
+        self.growth = 0  # grows with every change by which a match may become longer
         self.num_evictable_pages = 0
         self.num_locked_pages = 0
 
@@ -86,34 +87,35 @@ class RadixTree:
         node = match.node
         if match.node_length * TOKEN_BYTES < len(node.tokens):
             node = self._split(node, match.node_length * TOKEN_BYTES)
-        self._lock_up(node, None, now)
+        step: TreeNode | None = node
+        while step is not None:
+            step.last_access = now
+            step.hits += 1
+            self._add_lock(step)
+            step = step.parent
         return node
 
-    def move_lock(self, node: TreeNode, below: TreeNode, now: float) -> None:
+    def move_lock(self, node: TreeNode, below: TreeNode) -> None:
         """Turn a lock on `node` into one on `below`, a descendant of it (or node itself)."""
-        self._lock_up(below, node, now)
+        while below is not node:
+            self._add_lock(below)
+            assert below.parent is not None, "expected a descendant of the locked node"
+            below = below.parent
 
-    def _lock_up(self, node: TreeNode | None, stop: TreeNode | None, now: float) -> None:
-        while node is not stop:
-            assert node is not None, "expected a descendant of the locked node"
-            node.lock_ref += 1
-            node.last_access = now
-            node.hits += 1
-            if node.lock_ref == 1 and node.pages is not None:
-                self.num_evictable_pages -= len(node.pages)
-                self.num_locked_pages += len(node.pages)
-                self._order.discard(node)
-            if node.parent is None:
-                assert node is self.root, "expected a node of this tree"
-                break
-            node = node.parent
+    def _add_lock(self, node: TreeNode) -> None:
+        node.lock_ref += 1
+        if node.lock_ref == 1 and node.pages is not None:
+            self.num_evictable_pages -= len(node.pages)
+            self.num_locked_pages += len(node.pages)
+            self._order.discard(node)
 
-    def unlock(self, node: TreeNode) -> None:
-        """Give back one lock."""
+    def unlock(self, node: TreeNode, now: float) -> None:
+        """Give back one lock. The whole path was in use until now."""
         step: TreeNode | None = node
         while step is not None:
             assert step.lock_ref > 0, f"expected a locked node, got {step}"
             step.lock_ref -= 1
+            step.last_access = now
             if step.lock_ref == 0 and step.pages is not None:
                 self.num_locked_pages -= len(step.pages)
                 self.num_evictable_pages += len(step.pages)
@@ -137,7 +139,7 @@ class RadixTree:
                 child = node.children.get((segment.namespace, segment.tokens[offset : offset + self._page_bytes]))
                 if child is None:
                     mine = pages[num_done : num_done + (stop - offset) // self._page_bytes]
-                    node = self._add_leaf(node, segment.namespace, segment.tokens[offset:], mine, now)
+                    node = self._grow(node, segment.namespace, segment.tokens[offset:], mine, now, is_callers=node is at)
                     num_done += len(mine)
                     break
                 num_bytes = common_length(child.tokens, segment.tokens, offset, stop, self._page_bytes)
@@ -147,15 +149,26 @@ class RadixTree:
                     self._revive(node, pages[num_done : num_done + num_pages], now)
                 else:
                     existing.extend(node.pages)
-                    self._touch(node, now)
+                    node.last_access = now
+                    node.hits += 1
+                    self._reorder(node)
                 num_done += num_pages
                 offset += num_bytes
         assert num_done <= len(pages), f"expected at least {num_done} pages, got {len(pages)}"
         return InsertResult(node, existing)
 
-    def _add_leaf(self, parent: TreeNode, namespace: Namespace, tokens: bytes, pages: IntArray, now: float) -> TreeNode:
-        leaf = TreeNode(namespace, tokens, None, parent, now)
-        parent.children[namespace, tokens[: self._page_bytes]] = leaf
+    def _grow(self, node: TreeNode, namespace: Namespace, tokens: bytes, pages: IntArray, now: float, is_callers: bool) -> TreeNode:
+        """Put new tokens below `node`: as a leaf, or at the end of its edge where only the caller holds it (the next chunk of a prompt)."""
+        if is_callers and node.lock_ref == 1 and not node.children and node.pages is not None and node.namespace == namespace:
+            self._emit("insert", node, tokens, now, is_below=True)
+            node.tokens += tokens
+            node.pages = node.pages + pages
+            self.num_locked_pages += len(pages)
+            self.version += 1
+            self.growth += 1
+            return node
+        leaf = TreeNode(namespace, tokens, None, node, now)
+        node.children[namespace, tokens[: self._page_bytes]] = leaf
         self._fill(leaf, pages, now)
         return leaf
 
@@ -171,13 +184,10 @@ class RadixTree:
         node.parent.num_live_children += 1
         self._order.discard(node.parent)
         self.version += 1
-        self._touch(node, now)
-        self._emit("insert", node, node.tokens, now)
-
-    def _touch(self, node: TreeNode, now: float) -> None:
+        self.growth += 1
         node.last_access = now
-        node.hits += 1
         self._reorder(node)
+        self._emit("insert", node, node.tokens, now)
 
     def _reorder(self, node: TreeNode) -> None:
         if node.is_evictable_leaf:

@@ -14,7 +14,7 @@ from radixserve.engine.llm import Completion
 NUM_OUTPUT = 32
 NUM_PROMPTS = 40
 NEAR_TIE = 1e-4  # the oracle's two best logits may be so close that float32 rounding decides
-TINY_MODELS = [("llama", True), ("llama", False), ("qwen2", False), ("qwen3", True)]  # test_decoder.py has the other pairs
+TINY_MODELS = [(family, tie) for family in ("llama", "qwen2", "qwen3") for tie in (True, False)]
 
 
 def make_prompts(vocab_size: int, seed: int) -> list[list[int]]:

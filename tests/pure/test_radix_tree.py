@@ -1,5 +1,6 @@
 """The tree by exact page ids: split, insert over an existing path, page tails, locks, trimming, eviction order, ghosts."""
 
+import hashlib
 import random
 
 import pytest
@@ -8,6 +9,7 @@ from radixserve.core import Namespace
 from radixserve.tree.account import check_tree
 from radixserve.tree.events import TreeEvent, path_hash
 from radixserve.tree.explain import explain
+from radixserve.tree.node import TreeNode
 from radixserve.tree.radix_tree import RadixTree
 from tests.pure.helpers import ints, key, layered_key
 
@@ -107,7 +109,7 @@ def test_lock_pins_exactly_the_match() -> None:
     assert sorted(tree.evict(99, now=3)) == list(range(106, 111))
     check_tree(tree)
     tree.insert(key(1, 2, 3, 4, 5, 99), ints(range(201, 207)), now=4)
-    tree.unlock(node)
+    tree.unlock(node, now=50)
     assert sorted(tree.evict(99, now=5)) == [101, 102, 103, 104, 105, 206]
     check_tree(tree)
     assert (tree.num_locked_pages, tree.num_evictable_pages, tree.root.lock_ref) == (0, 0, 0)
@@ -122,12 +124,12 @@ def test_a_split_copies_the_locks(first: int) -> None:
     tree.insert(key(0, 1, 2, 77), ints(21, 22, 23, 24), now=3)
     check_tree(tree)
     assert sorted(node.lock_ref for node in tree.nodes()) == [0, 2, 2]
-    tree.unlock(nodes[first])
+    tree.unlock(nodes[first], now=4)
     check_tree(tree)
-    tree.unlock(nodes[1 - first])
+    tree.unlock(nodes[1 - first], now=5)
     assert all(node.lock_ref == 0 for node in tree.nodes())
     with pytest.raises(AssertionError, match="expected a locked node"):
-        tree.unlock(nodes[0])
+        tree.unlock(nodes[0], now=6)
 
 
 def test_a_match_does_not_outlive_a_change() -> None:
@@ -163,7 +165,7 @@ def test_least_recently_used_goes_first_and_a_hit_counts_as_use() -> None:
     tree = make()
     tree.insert(key(1000), ints(1), now=0)
     for i in range(1, 21):
-        tree.unlock(tree.lock(tree.match(key(1000)), now=2 * i))
+        tree.unlock(tree.lock(tree.match(key(1000)), now=2 * i), now=2 * i)
         tree.insert(key(i), ints(i + 1), now=2 * i + 1)
     assert list(tree.evict(19, now=99)) == list(range(2, 21))
     assert tree.match(key(1000)).length == 1
@@ -266,29 +268,82 @@ def test_flush_returns_every_page_and_refuses_while_locked() -> None:
     node = tree.lock(tree.match(key(1)), now=3)
     with pytest.raises(AssertionError, match="unlocked"):
         tree.clear(now=4)
-    tree.unlock(node)
+    tree.unlock(node, now=50)
     assert sorted(tree.clear(now=5)) == [1, 2, 3, 5]
     check_tree(tree)
     assert tree.nodes() == []
 
 
-def test_events_rebuild_the_set_of_cached_pages() -> None:
-    """Wish 7: whoever replays the events knows exactly what is cached."""
+def test_events_rebuild_the_set_of_cached_paths() -> None:
+    """Wish 7: whoever replays the events knows exactly which paths are cached."""
     events: list[TreeEvent] = []
     tree = RadixTree(2, max_ghost_tokens=100, on_event=events.append)
     rng = random.Random(3)
-    for now in range(300):
+    for now in range(400):
         tokens = [rng.randrange(2) for _ in range(rng.randrange(13))]
         if rng.random() < 0.6:
             tree.insert(key(tokens), ints(range(1, 8)), now=now)
+        elif rng.random() < 0.3:
+            node = tree.lock(tree.match(key(tokens)), now=now)
+            result = tree.insert(key(rng.randrange(2) for _ in range(6)), ints(1, 2, 3), now=now, at=node)
+            tree.move_lock(node, result.node)
+            tree.unlock(result.node, now=now)
         else:
             tree.evict(rng.randrange(4), now=now)
-    known: dict[bytes, int] = {}  # parent hash + tokens, one entry an event; counted in pages
+    known: dict[bytes, bytes] = {}  # tokens of each cached path, page by page, under its hash
+    paths = {b"": b""}  # tokens of every path that was ever named
     for event in events:
-        pages = len(event.tokens) // 8
-        known[event.parent_hash] = known.get(event.parent_hash, 0) + (pages if event.cause == "insert" else -pages)
-    assert sum(known.values()) == tree.num_evictable_pages
+        path = paths[event.parent_hash]
+        for end in range(8, len(event.tokens) + 8, 8):
+            whole = path + event.tokens[:end]
+            digest = hashlib.sha256(b"\0" * 24 + whole).digest()  # three empty names in front: the base namespace
+            paths[digest] = whole
+            if event.cause == "insert":
+                assert digest not in known
+                known[digest] = whole
+            else:
+                del known[digest]
+    assert set(known.values()) == {path for node in tree.nodes() if node.pages for path in _page_paths(node)}
     assert {event.cause for event in events} == {"insert", "evict", "trim"}
+
+
+def _page_paths(node: TreeNode) -> list[bytes]:
+    above = b""
+    parent = node.parent
+    while parent is not None:
+        above = parent.tokens + above
+        parent = parent.parent
+    return [above + node.tokens[:end] for end in range(8, len(node.tokens) + 8, 8)]
+
+
+def test_chunks_of_one_prompt_become_one_node() -> None:
+    tree = make()
+    node = tree.lock(tree.match(key()), now=0)
+    for chunk in range(6):
+        result = tree.insert(key(range(10 * chunk, 10 * chunk + 10)), ints(range(10 * chunk + 1, 10 * chunk + 11)), now=chunk, at=node)
+        tree.move_lock(node, result.node)
+        node = result.node
+        check_tree(tree)
+    assert len(tree.nodes()) == 1
+    assert list(tree.match(key(range(60))).pages) == list(range(1, 61))
+    other = tree.lock(tree.match(key(range(60))), now=7)  # from now on two hold it: it may not grow under the other's feet
+    result = tree.insert(key(99), ints(99), now=8, at=node)
+    tree.move_lock(node, result.node)
+    assert len(tree.nodes()) == 2
+    check_tree(tree)
+    tree.unlock(result.node, now=9)
+    tree.unlock(other, now=10)
+    check_tree(tree)
+
+
+def test_what_was_in_use_until_now_is_not_the_oldest() -> None:
+    """MEM-06's kind: a prefix that a long request held until a moment ago outlives a one-off that ended before."""
+    tree = make()
+    tree.insert(key(1, 2), ints(1, 2), now=1)
+    node = tree.lock(tree.match(key(1, 2)), now=2)
+    tree.insert(key(7, 8), ints(7, 8), now=50)
+    tree.unlock(node, now=100)
+    assert list(tree.evict(2, now=101)) == [7, 8]
 
 
 def test_a_split_does_not_change_a_path_hash() -> None:
@@ -313,12 +368,12 @@ def test_ten_thousand_random_steps(page_size: int) -> None:
             case 2:
                 locks.append(tree.lock(tree.match(key(tokens)), now=now))
             case 3 if locks:
-                tree.unlock(locks.pop(rng.randrange(len(locks))))
+                tree.unlock(locks.pop(rng.randrange(len(locks))), now=now)
             case 4:
                 tree.evict(rng.randrange(12), now=now)
         if now % 100 == 0:
             check_tree(tree)
     for node in locks:
-        tree.unlock(node)
+        tree.unlock(node, now=50)
     check_tree(tree)
     assert tree.num_locked_pages == 0

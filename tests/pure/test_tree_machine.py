@@ -116,8 +116,35 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def unlock(self, data: st.DataObject) -> None:
         node, path = self.handles.pop(data.draw(st.integers(0, len(self.handles) - 1)))
-        self.tree.unlock(node)
+        self.now += 1
+        self.tree.unlock(node, self.now)
         self.naive.locks.remove(path)
+        self.naive.touch(path, self.now)
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), runs=runs)
+    def extend(self, data: st.DataObject, runs: list[tuple[int, list[int]]]) -> None:
+        """What a running request does with its next chunk: insert below its own lock, and take the lock along."""
+        key, tail = self._key(runs)
+        if len(tail) > self.pool.num_free:
+            return
+        which = data.draw(st.integers(0, len(self.handles) - 1))
+        node, path = self.handles[which]
+        self.now += 1
+        own = self.pool.allocate(len(tail))
+        result = self.tree.insert(key, own, self.now, at=node)
+        existing = list(result.existing_pages)
+        longer = path + tail
+        assert existing == self.naive.match(longer)[len(path) :]
+        self.pool.free(own[: len(existing)])
+        for end in range(len(existing) + 1, len(tail) + 1):
+            self.naive.pages[longer[: len(path) + end]] = own[end - 1]
+        for end in range(len(path) + 1, len(longer) + 1):
+            self.naive.stamps[longer[:end]] = self.now
+        self.tree.move_lock(node, result.node)
+        self.naive.locks.remove(path)
+        self.naive.locks.append(longer)
+        self.handles[which] = (result.node, longer)
 
     @rule(num_pages=st.integers(1, 12))
     def evict(self, num_pages: int) -> None:

@@ -118,13 +118,15 @@ def _describe_bound(name: str, pairs: Sequence[Pair]) -> str:
     bounds = [bound for pair in pairs if (bound := pair.bound) is not None]
     hit_rates = [rate for pair in pairs if (rate := pair.on.result.hit_rate) is not None]
     prefill_shares = [share for pair in pairs if (share := pair.off.clock.prefill_share) is not None]
+    mixed_shares = [share for pair in pairs if (share := pair.off.clock.mixed_share) is not None]
     if len(bounds) < len(pairs):
         return "   1/(1 - h f): unknown, since /metrics has no step seconds or usage no cached tokens"
     reached = statistics.median([pair.ratio / bound for pair, bound in zip(pairs, bounds)])
     verdict = f"; goal at least {BOUND_SHARE_GOAL}: {_verdict(reached >= BOUND_SHARE_GOAL)}" if name == "A" else ""
     return (
         f"   1/(1 - h f) = {statistics.median(bounds):.3f} with h {statistics.median(hit_rates):.3f}, "
-        f"f {statistics.median(prefill_shares):.3f}; ratio over bound {reached:.3f}{verdict}"
+        f"f {statistics.median(prefill_shares):.3f} (with the decode rows of mixed steps {statistics.median(mixed_shares):.3f}); "
+        f"ratio over bound {reached:.3f}{verdict}"
     )
 
 

@@ -77,23 +77,43 @@ def _free_port() -> int:
 # The exporter's names, in this one place.
 STEP_SECONDS = "radixserve_step_seconds_total"  # label part=
 PREFILL_STEP_SECONDS = "radixserve_prefill_step_seconds_total"
+PREFILL_STEP_DECODE_ROWS = "radixserve_prefill_step_decode_rows_total"
+DECODE_STEP_SECONDS = "radixserve_decode_step_seconds_total"
+DECODE_STEP_ROWS = "radixserve_decode_step_rows_total"
+_FIELDS = {
+    PREFILL_STEP_SECONDS: "mixed_s",
+    PREFILL_STEP_DECODE_ROWS: "mixed_decode_rows",
+    DECODE_STEP_SECONDS: "decode_s",
+    DECODE_STEP_ROWS: "decode_rows",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class StepClock:
-    """Seconds of the engine's steps so far, by part ("tree", "schedule", "forward", ...), and of the steps that held a prompt chunk."""
+    """Seconds of the engine's steps so far: by part ("tree", "schedule", "forward", ...), and by kind of step."""
 
     parts: dict[str, float]
-    prefill_s: float
+    mixed_s: float = 0.0  # steps that held a prompt chunk
+    mixed_decode_rows: float = 0.0  # decode rows that ran in them
+    decode_s: float = 0.0  # steps of decode rows alone
+    decode_rows: float = 0.0
 
     @property
     def total_s(self) -> float:
         return sum(self.parts.values())
 
     @property
+    def mixed_share(self) -> float | None:
+        """Share of the steps that held a prompt chunk in the step time, their decode rows included; None if unknown."""
+        return self.mixed_s / self.total_s if self.total_s > 0 and self.mixed_s > 0 else None
+
+    @property
     def prefill_share(self) -> float | None:
-        """f: the share of prefill in the step time; None if there was no step, or the server has no such counter."""
-        return self.prefill_s / self.total_s if self.total_s > 0 and self.prefill_s > 0 else None
+        """f: the share of prefill in the step time. A decode row in a mixed step is taken off at what one costs in the other steps."""
+        if self.mixed_share is None:
+            return None
+        row_s = self.decode_s / self.decode_rows if self.decode_rows > 0 else 0.0
+        return max(0.0, self.mixed_s - self.mixed_decode_rows * row_s) / self.total_s
 
     def share(self, *names: str) -> float | None:
         """Share of the named parts in the step time; None if there was no step."""
@@ -101,7 +121,7 @@ class StepClock:
 
     def since(self, earlier: "StepClock") -> "StepClock":
         parts = {name: value - earlier.parts.get(name, 0.0) for name, value in self.parts.items()}
-        return StepClock(parts, self.prefill_s - earlier.prefill_s)
+        return StepClock(parts, **{field: getattr(self, field) - getattr(earlier, field) for field in _FIELDS.values()})
 
 
 def parse_step_clock(exposition: str) -> StepClock:
@@ -109,14 +129,14 @@ def parse_step_clock(exposition: str) -> StepClock:
     from prometheus_client.parser import text_string_to_metric_families
 
     parts: dict[str, float] = {}
-    prefill_s = 0.0
+    sums = dict.fromkeys(_FIELDS.values(), 0.0)
     for family in text_string_to_metric_families(exposition):
         for sample in family.samples:
             if sample.name == STEP_SECONDS:
                 parts[sample.labels["part"]] = parts.get(sample.labels["part"], 0.0) + sample.value
-            elif sample.name == PREFILL_STEP_SECONDS:
-                prefill_s += sample.value
-    return StepClock(parts, prefill_s)
+            elif sample.name in _FIELDS:
+                sums[_FIELDS[sample.name]] += sample.value
+    return StepClock(parts, **sums)
 
 
 async def read_step_clock(url: str) -> StepClock:

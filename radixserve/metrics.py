@@ -42,7 +42,10 @@ class EngineStats:
     prefill_steps_total: int = 0
     decode_steps_total: int = 0
     step_seconds: StepSeconds = field(default_factory=StepSeconds)
-    prefill_step_seconds: float = 0.0  # wall time of steps that held a prompt chunk
+    prefill_step_seconds: float = 0.0  # wall time of steps that held a prompt chunk, their decode rows included
+    prefill_step_decode_rows_total: int = 0  # those decode rows
+    decode_step_seconds: float = 0.0  # wall time of steps of decode rows alone
+    decode_step_rows_total: int = 0
 
     @property
     def token_usage(self) -> float:

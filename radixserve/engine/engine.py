@@ -45,12 +45,14 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Accept a request, or raise a UserError that says why not."""
+        start = self._clock()
         request.sampling.validate()
         worst = max(request.prompt_ids, default=0)
         if min(request.prompt_ids, default=0) < 0 or worst >= self.info.vocab_size:
             raise self._bad_token(request)
-        self._scheduler.add(request, self._clock())
+        self._scheduler.add(request, start)
         self._was_checked = False
+        self._seconds.schedule += self._clock() - start
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step."""
@@ -75,10 +77,10 @@ class Engine:
         output = self._runner.execute(batch)
         executed = self._clock()
         news = self._scheduler.update(output, executed)
+        self._log.after_step(batch, self.stats(), executed)
         end = self._clock()
         tree = cache.seconds - tree_before
         self._measure(batch, output, tree, schedule=(scheduled - start) + (end - executed) - tree, wall=end - start)
-        self._log.after_step(batch, self.stats(), end)
         if self.config.check_account_every_step:
             self._scheduler.check_account()
         return news
@@ -93,8 +95,11 @@ class Engine:
         if batch.num_decode_rows < len(batch.rows):
             totals.prefill_steps_total += 1
             totals.prefill_step_seconds += wall
+            totals.prefill_step_decode_rows_total += batch.num_decode_rows
         else:
             totals.decode_steps_total += 1
+            totals.decode_step_seconds += wall
+            totals.decode_step_rows_total += len(batch.rows)
 
     def flush_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while requests wait or run."""

@@ -76,4 +76,7 @@ def _counters(stats: EngineStats) -> tuple[tuple[str, str, float], ...]:
         ("radixserve_prefill_steps", "Steps that held a prompt chunk.", stats.prefill_steps_total),
         ("radixserve_decode_steps", "Steps of decode rows alone.", stats.decode_steps_total),
         ("radixserve_prefill_step_seconds", "Wall time of the steps that held a prompt chunk.", stats.prefill_step_seconds),
+        ("radixserve_prefill_step_decode_rows", "Decode rows in these steps.", stats.prefill_step_decode_rows_total),
+        ("radixserve_decode_step_seconds", "Wall time of the steps of decode rows alone.", stats.decode_step_seconds),
+        ("radixserve_decode_step_rows", "Decode rows in these steps.", stats.decode_step_rows_total),
     )

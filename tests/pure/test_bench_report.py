@@ -74,7 +74,14 @@ def test_step_clock_from_metrics() -> None:
     assert clock.prefill_share == pytest.approx(0.8)
     assert clock.share("tree", "schedule") == pytest.approx(0.01)
     later = StepClock({"tree": 1.25, "schedule": 0.75, "forward": 100.0}, 81.0).since(clock)
-    assert (later.parts["tree"], later.total_s, later.prefill_s) == (1.0, 2.0, 1.0)
+    assert (later.parts["tree"], later.total_s, later.mixed_s) == (1.0, 2.0, 1.0)
+
+
+def test_decode_rows_of_mixed_steps_are_no_prefill() -> None:
+    """80 s of mixed steps with 100 decode rows in them, which cost 0.1 s each in the steps of their own."""
+    clock = StepClock({"forward": 100.0}, mixed_s=80.0, mixed_decode_rows=100, decode_s=20.0, decode_rows=200)
+    assert clock.mixed_share == pytest.approx(0.8)
+    assert clock.prefill_share == pytest.approx(0.7)
 
 
 def test_step_clock_without_such_counters() -> None:
@@ -98,7 +105,10 @@ def test_the_bound_of_a_comparison() -> None:
     assert pair.bound == pytest.approx(2.5)
     text = describe_pairs("A", [pair, pair])
     assert "total time off/on 2.200 (pairs 2.200, 2.200; spread 1.00)" in text
-    assert "1/(1 - h f) = 2.500 with h 0.800, f 0.750; ratio over bound 0.880; goal at least 0.85: met" in text
+    assert (
+        "1/(1 - h f) = 2.500 with h 0.800, f 0.750 (with the decode rows of mixed steps 0.750); ratio over bound 0.880; goal at least 0.85: met"
+        in text
+    )
     assert "MISSED" in describe_pairs("A", [pair_of(10.0, 21.0, clock)])
     assert "tree and scheduler 0.500% of the step time with re-use on (tree 0.50%, forward 99.50%)" in text
     assert "goal at most 1%: met" in describe_pairs("B", [pair])

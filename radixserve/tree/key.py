@@ -4,6 +4,7 @@ Token ids are held as bytes of native int32, so that slices hash, compare and pr
 """
 
 from array import array
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from radixserve.core import IntArray, Namespace
@@ -17,14 +18,26 @@ class Segment(NamedTuple):
 
 
 class TreeKey(NamedTuple):
-    """One or more segments. A page never crosses from one segment into the next: a match or an insert ends at the last whole page
-    of a segment, and goes on to the next one only when that page ends the segment."""
+    """One or more segments, neighbours of different namespaces. A page never crosses from one segment into the next: a match or an insert
+    ends at the last whole page of a segment, and goes on to the next one only when that page ends the segment."""
 
     segments: tuple[Segment, ...]
 
     @classmethod
     def of(cls, namespace: Namespace, token_ids: IntArray) -> "TreeKey":
         return cls((Segment(namespace, token_ids.tobytes()),))
+
+    @classmethod
+    def layered(cls, parts: Iterable[tuple[Namespace, IntArray]]) -> "TreeKey":
+        """From several runs of tokens. Neighbours in one namespace become one segment: where they meet must not matter."""
+        segments: list[Segment] = []
+        for namespace, token_ids in parts:
+            tokens = token_ids.tobytes()
+            if segments and segments[-1].namespace == namespace:
+                segments[-1] = Segment(namespace, segments[-1].tokens + tokens)
+            elif tokens:
+                segments.append(Segment(namespace, tokens))
+        return cls(tuple(segments))
 
 
 def token_array(tokens: bytes) -> IntArray:

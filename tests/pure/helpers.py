@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable
 
 from radixserve.core import BASE_NAMESPACE, Namespace, Request, SamplingParams, ScheduledBatch, StepOutput
-from radixserve.tree.key import Segment, TreeKey
+from radixserve.tree.key import TreeKey
 
 
 def ints(*values: int | Iterable[int]) -> "array[int]":
@@ -19,7 +19,7 @@ def key(*tokens: int | Iterable[int], namespace: Namespace = BASE_NAMESPACE) -> 
 
 
 def layered_key(*segments: tuple[Namespace, Iterable[int]]) -> TreeKey:
-    return TreeKey(tuple(Segment(namespace, ints(tokens).tobytes()) for namespace, tokens in segments))
+    return TreeKey.layered((namespace, ints(tokens)) for namespace, tokens in segments)
 
 
 def request(

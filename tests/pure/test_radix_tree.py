@@ -213,6 +213,12 @@ def test_a_private_suffix_hangs_under_a_public_prefix() -> None:
     check_tree(tree)
 
 
+def test_where_runs_of_one_namespace_meet_does_not_matter() -> None:
+    tree = make()
+    tree.insert(key(1, 2, 3, 4), ints(1, 2, 3, 4), now=1)
+    assert list(tree.match(layered_key((Namespace(), [1, 2]), (Namespace(), [3, 4]))).pages) == [1, 2, 3, 4]
+
+
 def test_ghosts_explain_an_eviction() -> None:
     tree = make(page_size=2)
     tree.insert(key(range(8)), ints(1, 2, 3, 4), now=1)

@@ -68,7 +68,12 @@ class TreeMachine(RuleBasedStateMachine):
 
     def _key(self, runs: list[tuple[int, list[int]]]) -> tuple[TreeKey, Path]:
         """The key, and its whole pages; a run that ends inside a page ends the path."""
-        segments = [(NAMESPACES[which], tokens) for which, tokens in runs]
+        segments: list[tuple[Namespace, list[int]]] = []
+        for which, tokens in runs:
+            if segments and segments[-1][0] == NAMESPACES[which]:
+                segments[-1] = (NAMESPACES[which], segments[-1][1] + tokens)
+            elif tokens:
+                segments.append((NAMESPACES[which], tokens))
         path: list[tuple[Namespace, tuple[int, ...]]] = []
         for namespace, tokens in segments:
             whole = len(tokens) - len(tokens) % self.page_size
@@ -171,6 +176,6 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TreeMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=300, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestTreeMachine = TreeMachine.TestCase

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -109,3 +110,39 @@ def test_what_is_too_long_is_refused(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         client.completions.create(model="default", prompt="a", max_tokens=5000)
     assert refused.value.code == "context_length_exceeded"
+
+
+def evicted_tokens(url: str) -> float:
+    found = re.search(r"^sglang:evicted_tokens_total\{[^}]*\} (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
+
+
+def test_sixteen_clients_with_a_secret_each_under_eviction(url: str) -> None:
+    """REUSE-16 from outside: each client's answer is that of its prompt alone on an empty tree; no foreign secret shows in it."""
+    rules = "Copy the code of the last line. " * 8
+    secrets = [f"{1000 + 37 * i}-{chr(65 + i) * 3}" for i in range(16)]
+    filler = [[3000 + 500 * i + j for j in range(480)] for i in range(8)]
+
+    def ask(prompt: str | list[int], max_tokens: int = 10) -> str:
+        body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        text: str = answer.json()["choices"][0]["text"]
+        return text
+
+    prompts = [f"{rules}\n" + f"code: {secret}\n" * 4 + "code:" for secret in secrets]
+    alone = []
+    for prompt in prompts:
+        assert httpx.post(f"{url}/flush_cache", params={"timeout": 10}).status_code == 200
+        alone.append(ask(prompt))
+    before = evicted_tokens(url)
+    for ids in filler:  # the pool of 4096 tokens is full now
+        ask(ids, 1)
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(ask, prompts))
+    assert together == alone
+    for secret, text in zip(secrets, together, strict=True):
+        assert secret in text
+        assert not any(foreign in text for foreign in secrets if foreign != secret)
+    assert evicted_tokens(url) > before

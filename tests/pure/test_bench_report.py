@@ -105,10 +105,8 @@ def test_the_bound_of_a_comparison() -> None:
     assert pair.bound == pytest.approx(2.5)
     text = describe_pairs("A", [pair, pair])
     assert "total time off/on 2.200 (pairs 2.200, 2.200; spread 1.00)" in text
-    assert (
-        "1/(1 - h f) = 2.500 with h 0.800, f 0.750 (with the decode rows of mixed steps 0.750); ratio over bound 0.880; goal at least 0.85: met"
-        in text
-    )
+    assert "1/(1 - h f) = 2.500 with h 0.800, f 0.750 (with the decode rows of mixed steps 0.750); " in text
+    assert "ratio over bound 0.880; goal at least 0.85: met" in text
     assert "MISSED" in describe_pairs("A", [pair_of(10.0, 21.0, clock)])
     assert "tree and scheduler 0.500% of the step time with re-use on (tree 0.50%, forward 99.50%)" in text
     assert "goal at most 1%: met" in describe_pairs("B", [pair])

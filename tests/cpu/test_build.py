@@ -1,0 +1,62 @@
+"""What "auto" becomes, and what is refused at start: every contradiction by name, before weights are loaded."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from radixserve.engine.build import resolve_config
+from radixserve.engine.llm import LLM, engine_config
+from radixserve.errors import ConfigError
+from radixserve.models.config import load_model_config
+
+Tiny = Callable[[str, bool], Path]
+
+
+def test_auto_becomes_something(tiny_model: Tiny) -> None:
+    model = load_model_config(tiny_model("llama", True))
+    config = resolve_config(engine_config(None, {"device": "cpu"}), model)
+    assert config.device == "cpu"
+    assert config.dtype in ("bfloat16", "float32")
+    assert config.context_length == model.max_position_embeddings == 2048
+    assert (config.scheduler.chunked_prefill_size, config.scheduler.max_running_requests) == (512, 64)
+
+
+def test_a_small_chunk_lowers_the_default_number_of_rows(tiny_model: Tiny) -> None:
+    model = load_model_config(tiny_model("llama", True))
+    assert resolve_config(engine_config(None, {"chunked_prefill_size": 16}), model).scheduler.max_running_requests == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"chunked_prefill_size": 8, "max_running_requests": 9}, r"--max-running-requests: expected at most --chunked-prefill-size \(8\)"),
+        ({"context_length": 4096}, "--context-length: expected at most the model's 2048, got 4096"),
+        ({"device": "cuda"}, "--device: expected a CUDA device"),
+        ({"mem_fraction_static": 0.5}, "--mem-fraction-static is for a GPU"),
+        ({"max_total_tokens": 8, "page_size": 16}, "--max-total-tokens: expected at least one page of 16 tokens, got 8"),
+        ({"page_size": 0}, "--page-size: expected at least 1, got 0"),
+        ({"schedule_policy": "best"}, "--schedule-policy: expected one of lpm, fcfs, got 'best'"),
+        ({"attention_backend": "flashinfer"}, "--attention-backend: expected one of"),
+        ({"dtype": "int4"}, "--dtype: expected one of"),
+    ],
+)
+def test_contradictions_are_refused_by_name(tiny_model: Tiny, options: dict[str, object], sentence: str) -> None:
+    """SCHED-15 and its kind."""
+    if "device" not in options:
+        options = {**options, "device": "cpu"}
+    with pytest.raises(ConfigError, match=sentence):
+        LLM(str(tiny_model("llama", True)), **options)
+
+
+def test_a_lower_context_length_holds(tiny_model: Tiny) -> None:
+    llm = LLM(str(tiny_model("llama", True)), device="cpu", dtype="float32", context_length=64, max_total_tokens=512)
+    assert llm.engine.info.context_length == 64
+    with pytest.raises(Exception, match="maximum context length is 64 tokens"):
+        llm.generate([list(range(3, 60))])
+    assert llm.generate([list(range(3, 40))])[0].num_prompt_tokens == 37
+
+
+def test_an_unknown_option_is_named(tiny_model: Tiny) -> None:
+    with pytest.raises(Exception, match="page_sise: expected a field"):
+        LLM(str(tiny_model("llama", True)), page_sise=4)

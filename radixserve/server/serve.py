@@ -85,13 +85,16 @@ class _Serving:
 
     async def run(self, listener: socket.socket, tokenizer: Tokenizer) -> int:
         self._listen_to_signals()
-        engine = await self._unless_asked_to_end(AsyncEngine.start(self._engine_config, make_link=self._make_link))
+        engine = await self._unless_asked_to_end(self._start_engine())
         if engine is None:
             return 0
         try:
             return await self._serve(engine, listener, tokenizer)
         finally:
             await engine.stop()
+
+    async def _start_engine(self) -> AsyncEngine:
+        return await AsyncEngine.start(self._engine_config, log_level=self._config.log_level, make_link=self._make_link)
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()

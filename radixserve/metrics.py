@@ -51,7 +51,7 @@ class EngineStats:
         return EngineStats(**{name: getattr(self, name) for name in _COUNTERS})
 
     def plus_counters_of(self, earlier: "EngineStats") -> "EngineStats":
-        """This snapshot with the counters of engines that ran before this one on top, so that no counter falls when an engine is replaced."""
+        """This snapshot with the counters of engines that ran before on top: no counter falls when an engine is replaced."""
         return dataclasses.replace(self, **{name: _sum(getattr(self, name), getattr(earlier, name)) for name in _COUNTERS})
 
     @property

@@ -56,16 +56,16 @@ class ProcessLink:
     async def start(self, config: EngineConfig, log_level: str) -> None:
         self._directory = wire.SocketDirectory()
         self._socket.bind(self._directory.address)
-        # From the loop's own thread: the kernel counts the thread that spawned a child as its parent (see die_with_parent).
-        process = self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
-        self._watch(process)
+        process = self._process = self._spawn()
         # A child that ended before it read this is no error here: receive() says how it ended.
         with contextlib.suppress(BrokenPipeError):
             assert process.stdin is not None
             with process.stdin as stdin:
                 stdin.write(wire.encode(wire.Start(self._directory.address, os.getpid(), config, log_level)))  # far below a pipe's buffer
 
-    def _watch(self, process: "subprocess.Popen[bytes]") -> None:
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        # From the loop's own thread: the kernel counts the thread that spawned a child as its parent (see die_with_parent).
+        process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
         loop = asyncio.get_running_loop()
 
         def wait_for_exit() -> None:
@@ -74,6 +74,7 @@ class ProcessLink:
                 loop.call_soon_threadsafe(self._exited.set)
 
         threading.Thread(target=wait_for_exit, name="engine-exit", daemon=True).start()
+        return process
 
     def send(self, message: wire.ClientMessage) -> None:
         self._socket.send(wire.encode(message))

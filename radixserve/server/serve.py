@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import signal
 import socket
@@ -39,7 +40,10 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, make
     )
     listener = _bind(server_config)
     with listener:
+        # Once, here: a hub name that were looked up by each process could give tokenizer and weights of two revisions.
         location = resolve_model(engine_config.model_path)
+        engine_config = dataclasses.replace(engine_config, model_path=str(location.path))
+        server_config = dataclasses.replace(server_config, served_model_name=server_config.served_model_name or location.name)
         tokenizer = Tokenizer.from_directory(location.path)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Serving(engine_config, server_config, make_link).run(listener, tokenizer))

@@ -19,6 +19,8 @@ else:
 
 
 class FinishReason(StrEnum):
+    """Why a request ended."""
+
     STOP = "stop"  # EOS, a stop token, or a stop string
     LENGTH = "length"  # max_tokens or the context is used up
     ABORT = "abort"  # the client is gone or asked for it

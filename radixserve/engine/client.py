@@ -260,7 +260,11 @@ class AsyncEngine:
 
     def _require_alive(self) -> None:
         if not self._is_alive:
-            raise EngineDeadError("the engine is not running" if self._is_stopping else "the engine ended and is being started again")
+            raise EngineDeadError(
+                "the engine is not running"
+                if self._is_stopping or self._given_up.is_set()
+                else "the engine ended and is being started again"
+            )
 
     def _abandon(self, request_id: str) -> None:
         self.abort(request_id)

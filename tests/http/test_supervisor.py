@@ -77,7 +77,7 @@ async def test_when_no_start_works_it_gives_up(fault: Exception, in_make: bool) 
     async with asyncio.timeout(5):
         await engine.wait_given_up()
     assert engine.num_restarts == 3
-    with pytest.raises(EngineDeadError):
+    with pytest.raises(EngineDeadError, match="not running"):
         engine.submit(Request("r", array("i", [97])))
     await engine.stop()
 

@@ -5,11 +5,13 @@ a new config in which nothing is None.
 """
 
 import dataclasses
+import types
+import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from radixserve.errors import ConfigError
+from radixserve.errors import ConfigError, shown
 
 
 def option(default: Any, help: str, *, choices: Sequence[str] = (), low: float | None = None, high: float | None = None) -> Any:
@@ -27,6 +29,7 @@ class _Checked:
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):  # type: ignore[arg-type]
             value = getattr(self, spec.name)
+            _check_type(spec.name, spec.type, value)
             if value is None or "help" not in spec.metadata:
                 continue
             choices, low, high = spec.metadata["choices"], spec.metadata["low"], spec.metadata["high"]
@@ -36,6 +39,18 @@ class _Checked:
                 raise ConfigError(f"{flag_of(spec.name)}: expected at least {low}, got {value}")
             if high is not None and not value <= high:
                 raise ConfigError(f"{flag_of(spec.name)}: expected at most {high}, got {value}")
+
+
+_TYPE_NAMES = {int: "an integer", float: "a number", bool: "True or False", str: "a string", types.NoneType: "None"}
+
+
+def _check_type(name: str, hint: Any, value: Any) -> None:
+    """`hint` is the field's annotation: a type, or several joined by |. An integer will do for a float; a bool is no integer here."""
+    kinds = typing.get_args(hint) or (hint,)
+    given = type(value)
+    if given not in kinds and not (given is int and float in kinds) and not (given is not bool and isinstance(value, kinds)):
+        expected = " or ".join(_TYPE_NAMES.get(kind, kind.__name__) for kind in kinds)
+        raise ConfigError(f"{flag_of(name)}: expected {expected}, got {shown(value)}")
 
 
 @dataclass(frozen=True, slots=True)

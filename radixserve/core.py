@@ -3,12 +3,14 @@
 Token ids and page ids travel as `array('i')` (int32): compact, comparable in bulk, viewable by numpy and torch without a copy.
 """
 
+import numbers
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from radixserve.errors import InvalidRequestError, RadixServeError
+from radixserve.errors import InvalidRequestError, RadixServeError, shown
 
 if TYPE_CHECKING:
     IntArray = array[int]
@@ -17,6 +19,8 @@ else:
 
 
 class FinishReason(StrEnum):
+    """Why a request ended."""
+
     STOP = "stop"  # EOS, a stop token, or a stop string
     LENGTH = "length"  # max_tokens or the context is used up
     ABORT = "abort"  # the client is gone or asked for it
@@ -64,16 +68,39 @@ class SamplingParams:
         _check_range("min_p", self.min_p, 0.0, 1.0)
         if self.seed is not None:
             _check_range("seed", self.seed, -(2**63), 2**63 - 1)
-        if any(not text for text in self.stop):
-            raise InvalidRequestError("stop: expected non-empty strings, got an empty one", param="stop")
+        if not isinstance(self.stop, tuple | list) or not all(isinstance(text, str) and text for text in self.stop):
+            raise InvalidRequestError(f"stop: expected a tuple of non-empty strings, got {shown(self.stop)}", param="stop")
+        if not isinstance(self.stop_token_ids, tuple | list):
+            raise InvalidRequestError(
+                f"stop_token_ids: expected a tuple of token ids, got {shown(self.stop_token_ids)}", param="stop_token_ids"
+            )
+        for token_id in self.stop_token_ids:
+            _check_range("stop_token_ids", token_id, 0, 2**31 - 1)
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequestError(f"ignore_eos: expected True or False, got {shown(self.ignore_eos)}", param="ignore_eos")
         return self
 
 
-def _check_range(name: str, value: float, low: float, high: float, open_low: bool = False) -> None:
+def _check_range(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:
+    """The bounds say the type: integers where `low` is one."""
+    kind: Any = numbers.Integral if isinstance(low, int) else numbers.Real
     # written so that NaN fails too
-    if not (low < value if open_low else low <= value) or not value <= high:
+    is_kind = isinstance(value, kind) and not isinstance(value, bool)
+    if not is_kind or not (low < value if open_low else low <= value) or not value <= high:
         bracket = "(" if open_low else "["
-        raise InvalidRequestError(f"{name}: expected a number in {bracket}{low}, {high}], got {value}", param=name)
+        what = "an integer" if isinstance(low, int) else "a number"
+        raise InvalidRequestError(f"{name}: expected {what} in {bracket}{low}, {high}], got {shown(value)}", param=name)
+
+
+def token_array(ids: Sequence[Any], vocab_size: int) -> IntArray:
+    """A prompt's ids, checked; InvalidRequestError names the first that is no id of this vocabulary."""
+    if not ids:
+        raise InvalidRequestError("prompt: expected at least one token, got an empty list", param="prompt")
+    # in bulk, since a prompt may be long; the bad one is looked for only when there is one
+    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
+        bad = next(token_id for token_id in ids if type(token_id) is not int or not 0 <= token_id < vocab_size)
+        raise InvalidRequestError(f"prompt: expected token ids in [0, {vocab_size - 1}], got {shown(bad)}", param="prompt")
+    return array("i", ids)
 
 
 @dataclass(frozen=True, slots=True)

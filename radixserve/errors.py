@@ -6,8 +6,7 @@ RadixServeError
 │   │   ├── UnsupportedFieldError 400 invalid_request_error / unsupported_parameter
 │   │   ├── RequestTooLargeError  413 invalid_request_error / request_too_large
 │   │   └── ContextLengthError    400 invalid_request_error / context_length_exceeded
-│   ├── ModelNotFoundError        404 invalid_request_error / model_not_found
-│   └── QueueFullError            429 rate_limit_error / queue_full
+│   └── ModelNotFoundError        404 invalid_request_error / model_not_found
 ├── RequestAbortedError           499 server_error / request_aborted
 ├── UnavailableError              503 server_error / unavailable
 │   ├── EngineDeadError           503 server_error / engine_dead
@@ -69,15 +68,29 @@ class ContextLengthError(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+def context_length_error(num_prompt: int, max_tokens: int, limit: int, is_pool: bool) -> ContextLengthError:
+    """The one wording of it: clients look for OpenAI's beginning. is_pool: the KV pool is what limits, and the model could do more."""
+    message = (
+        f"This model's maximum context length is {limit} tokens. However, you requested {num_prompt + max_tokens} tokens "
+        f"({num_prompt} in the messages, {max_tokens} in the completion)."
+    )
+    if is_pool:
+        message += f" The maximum context length here is {limit} tokens since the KV pool holds no more (--max-total-tokens)."
+    return ContextLengthError(message, param="prompt")
+
+
+def shown(value: object) -> str:
+    """A Python value for a message, cut where it gets long."""
+    try:
+        text = repr(value)
+    except Exception:  # an integer of too many digits, or an object's own failure
+        return type(value).__name__
+    return text if len(text) <= 60 else text[:60] + "..."
+
+
 class ModelNotFoundError(UserError):
     http_status = 404
     code = "model_not_found"
-
-
-class QueueFullError(UserError):
-    http_status = 429
-    error_type = "rate_limit_error"
-    code = "queue_full"
 
 
 class RequestAbortedError(RadixServeError):

@@ -1,6 +1,8 @@
 """What the engine counts, as plain data. The Prometheus exporter (server/) and the log lines read it; nothing here knows HTTP."""
 
+import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -47,8 +49,25 @@ class EngineStats:
     decode_step_seconds: float = 0.0  # wall time of steps of decode rows alone
     decode_step_rows_total: int = 0
 
+    def without_gauges(self) -> "EngineStats":
+        """What stays true of an engine that has ended: its counters."""
+        return EngineStats(**{name: getattr(self, name) for name in _COUNTERS})
+
+    def plus_counters_of(self, earlier: "EngineStats") -> "EngineStats":
+        """This snapshot with the counters of engines that ran before on top: no counter falls when an engine is replaced."""
+        return dataclasses.replace(self, **{name: _sum(getattr(self, name), getattr(earlier, name)) for name in _COUNTERS})
+
     @property
     def token_usage(self) -> float:
         """Share of the pool that cannot be taken right now: cached but unlocked KV does not count as used."""
         used = self.locked_tokens + self.private_tokens
         return used / self.pool_tokens if self.pool_tokens else 0.0
+
+
+_COUNTERS = tuple(spec.name for spec in dataclasses.fields(EngineStats) if spec.name.endswith(("_total", "_seconds")))
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, StepSeconds):
+        return StepSeconds(*(getattr(one, spec.name) + getattr(other, spec.name) for spec in dataclasses.fields(StepSeconds)))
+    return one + other

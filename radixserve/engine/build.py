@@ -9,7 +9,7 @@ from radixserve.attention.registry import make_attention_backend
 from radixserve.config import EngineConfig, SchedulerConfig
 from radixserve.engine.engine import Engine
 from radixserve.engine.info import EngineInfo
-from radixserve.engine.memory import has_native_bfloat16, pool_bytes
+from radixserve.engine.memory import free_bytes, has_native_bfloat16, pool_bytes
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool, PageTable, bytes_per_token
 from radixserve.models.config import ModelConfig, load_model_config
@@ -32,9 +32,8 @@ def build_engine(config: EngineConfig) -> Engine:
     decoder = load_decoder(model_config, location.path, dtype=dtype, device=device, load_format=config.load_format, seed=config.random_seed)
     num_pages = _num_pages(config, model_config, dtype, device, decoder.size_bytes)
     page_size, context_length = config.cache.page_size, config.context_length
-    assert context_length is not None and config.scheduler.max_running_requests is not None
-    pool = KVPool(model_config.num_layers, num_pages, page_size, model_config.num_kv_heads, model_config.head_dim, dtype, device)
-    page_table = PageTable(config.scheduler.max_running_requests, -(-context_length // page_size), page_size, device)
+    assert context_length is not None
+    pool, page_table = _allocate(config, model_config, num_pages, dtype, device)
     attention = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
     runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size)
     cache: PageCache = DisabledCache(num_pages, page_size) if config.cache.disable_radix_cache else PrefixCache(num_pages, page_size)
@@ -99,7 +98,31 @@ def _num_pages(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, dev
             )
     elif num_tokens < config.cache.page_size:
         raise ConfigError(f"--max-total-tokens: expected at least one page of {config.cache.page_size} tokens, got {num_tokens}")
+    elif num_tokens * token_bytes > (free := free_bytes(device)):
+        raise ConfigError(
+            f"--max-total-tokens: {num_tokens} tokens at {token_bytes} bytes each are {num_tokens * token_bytes / 2**20:.0f} MiB, and "
+            f"{free / 2**20:.0f} MiB are free on {device}, enough for {free // token_bytes} tokens"
+        )
     return num_tokens // config.cache.page_size
+
+
+def _allocate(
+    config: EngineConfig, model: ModelConfig, num_pages: int, dtype: torch.dtype, device: torch.device
+) -> tuple[KVPool, PageTable]:
+    page_size, num_rows, context_length = config.cache.page_size, config.scheduler.max_running_requests, config.context_length
+    assert context_length is not None and num_rows is not None
+    try:
+        pool = KVPool(model.num_layers, num_pages, page_size, model.num_kv_heads, model.head_dim, dtype, device)
+        page_table = PageTable(num_rows, -(-context_length // page_size), page_size, device)
+    except (RuntimeError, MemoryError) as error:  # torch's own kinds for memory that it did not get
+        num_tokens = num_pages * page_size
+        size = num_tokens * bytes_per_token(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+        raise ConfigError(
+            f"no memory for the KV pool of {num_tokens} tokens ({size / 2**20:.0f} MiB) and the page table of {num_rows} rows of "
+            f"{context_length} tokens: {free_bytes(device) / 2**20:.0f} MiB are free on {device}; "
+            "lower --max-total-tokens, --max-running-requests or --context-length"
+        ) from error
+    return pool, page_table
 
 
 def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: KVPool, backend: str) -> EngineInfo:

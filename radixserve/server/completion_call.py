@@ -1,11 +1,11 @@
 """What POST /v1/completions asks for: the body checked field by field, before any token is computed."""
 
 import dataclasses
-from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from radixserve.core import IntArray, Namespace, SamplingParams
+from radixserve.core import IntArray, Namespace, SamplingParams, token_array
 from radixserve.errors import InvalidRequestError, UnsupportedFieldError
 from radixserve.server.fields import Fields, show
 from radixserve.server.known_fields import refuse_unsupported
@@ -31,22 +31,26 @@ class CompletionCall:
     ignored: tuple[str, ...]  # fields that no protocol knows
 
 
-def parse_completion_call(body: dict[str, Any], vocab_size: int) -> CompletionCall:
-    """Raises InvalidRequestError or UnsupportedFieldError, with the field as param."""
+def parse_completion_call(body: dict[str, Any], vocab_size: int, check_length: Callable[[int, int], None]) -> CompletionCall:
+    """Raises InvalidRequestError or UnsupportedFieldError, with the field as param.
+
+    check_length(num_prompt_tokens, max_tokens) raises ContextLengthError; it is asked before a list of token ids is looked at.
+    """
     fields = Fields(body)
-    prompts = _parse_prompts(fields, vocab_size)
     n = fields.integer("n", 1)
     if not 1 <= n <= MAX_N:
         raise fields.wrong("n", f"an integer in [1, {MAX_N}]", n)
-    if len(prompts) * n > MAX_CHOICES:
-        message = f"prompt: expected at most {MAX_CHOICES} choices in one call, got {len(prompts)} prompts times n = {n}"
-        raise InvalidRequestError(message, param="prompt")
     _check_best_of(fields, n)
+    sampling = _parse_sampling(fields)
+    prompts = _parse_prompts(fields, n)
     stream_options = fields.object("stream_options")
     call = CompletionCall(
         model=fields.string("model") or None,
-        prompts=prompts,
-        sampling=_parse_sampling(fields),
+        prompts=tuple(
+            prompt if isinstance(prompt, str) else _parse_token_ids(prompt, vocab_size, sampling.max_tokens, check_length)
+            for prompt in prompts
+        ),
+        sampling=sampling,
         n=n,
         is_stream=fields.boolean("stream"),
         include_usage=stream_options.boolean("include_usage"),
@@ -82,27 +86,27 @@ def _check_best_of(fields: Fields, n: int) -> None:
         raise UnsupportedFieldError(f"best_of is not supported by this server (accepted: null or n), got {show(best_of)}", param="best_of")
 
 
-def _parse_prompts(fields: Fields, vocab_size: int) -> tuple[str | IntArray, ...]:
-    """A string, a list of strings, a list of token ids, or a list of lists of token ids."""
+def _parse_prompts(fields: Fields, n: int) -> list[str] | list[list[Any]]:
+    """A string, a list of strings, a list of token ids, or a list of lists of token ids; the ids are not looked at yet."""
     prompt = fields.raw("prompt")
     expected = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
     if prompt is None:
         raise InvalidRequestError(f"prompt: expected {expected}, got nothing", param="prompt")
     if isinstance(prompt, str):
-        return (prompt,)
+        return [prompt]
     if not isinstance(prompt, list) or not prompt:
         raise fields.wrong("prompt", f"{expected}, not empty", prompt)
-    if all(isinstance(item, str) for item in prompt):
-        return tuple(prompt)
-    if all(isinstance(item, list) for item in prompt):
-        return tuple(_parse_token_ids(item, vocab_size) for item in prompt)
-    return (_parse_token_ids(prompt, vocab_size),)
+    kind = type(prompt[0])
+    if kind not in (str, list):
+        return [prompt]
+    if len(prompt) * n > MAX_CHOICES:
+        message = f"prompt: expected at most {MAX_CHOICES} choices in one call, got {len(prompt)} prompts times n = {n}"
+        raise InvalidRequestError(message, param="prompt")
+    if not all(type(item) is kind for item in prompt):
+        raise fields.wrong("prompt", expected, prompt)
+    return prompt
 
 
-def _parse_token_ids(ids: list[Any], vocab_size: int) -> IntArray:
-    if not ids:
-        raise InvalidRequestError("prompt: expected at least one token, got an empty list", param="prompt")
-    for token_id in ids:
-        if type(token_id) is not int or not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(f"prompt: expected token ids in [0, {vocab_size - 1}], got {show(token_id)}", param="prompt")
-    return array("i", ids)
+def _parse_token_ids(ids: list[Any], vocab_size: int, max_tokens: int, check_length: Callable[[int, int], None]) -> IntArray:
+    check_length(len(ids), max_tokens)
+    return token_array(ids, vocab_size)

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from radixserve.config import ServerConfig
 from radixserve.engine.client import AsyncEngine
-from radixserve.errors import ContextLengthError, ModelNotFoundError
+from radixserve.errors import ModelNotFoundError, context_length_error
 from radixserve.server.gate import Gate
 from radixserve.server.latency import LatencyMetrics
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -40,12 +40,7 @@ class ServerContext:
         info = self.engine.info
         longest = min(info.context_length, info.max_total_tokens)
         if num_prompt_tokens + max_tokens > longest:
-            why = "" if longest == info.context_length else " (the size of the KV pool)"
-            raise ContextLengthError(
-                f"This model's maximum context length is {longest} tokens{why}. However, you requested {num_prompt_tokens + max_tokens} "
-                f"tokens ({num_prompt_tokens} in the messages, {max_tokens} in the completion).",
-                param="prompt",
-            )
+            raise context_length_error(num_prompt_tokens, max_tokens, longest, is_pool=longest < info.context_length)
 
     def ignored_header(self, names: tuple[str, ...]) -> dict[str, str]:
         """Names the fields that were ignored, to the client in a header and once to the log."""

@@ -1,5 +1,6 @@
 """Typed reading of JSON bodies: what was expected, what came, and which fields nobody read."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
@@ -11,10 +12,35 @@ _MAX_SHOWN_CHARS = 60
 
 
 def show(value: Any) -> str:
-    """A value as JSON for a message, cut where it gets long."""
-    text = value if isinstance(value, str) else orjson.dumps(value).decode()
-    text = text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "..."
+    """A value as JSON for a message, cut where it gets long. Costs no more than what is shown, however deep or large the value is."""
+    text, is_cut = "", False
+    for piece in (value,) if isinstance(value, str) else _json_pieces(value):
+        text += piece
+        is_cut = len(text) > _MAX_SHOWN_CHARS
+        if is_cut:
+            break
+    text = text[:_MAX_SHOWN_CHARS] + "..." if is_cut else text
     return f'"{text}"' if isinstance(value, str) else text
+
+
+def _json_pieces(value: Any) -> Iterator[str]:
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield "," if index else "["
+            yield from _json_pieces(item)
+        yield "]" if value else "[]"
+    elif isinstance(value, dict):
+        for index, (name, item) in enumerate(value.items()):
+            yield "," if index else "{"
+            yield from _json_pieces(name)
+            yield ":"
+            yield from _json_pieces(item)
+        yield "}" if value else "{}"
+    else:
+        try:
+            yield orjson.dumps(value[: _MAX_SHOWN_CHARS + 1] if isinstance(value, str) else value).decode()
+        except TypeError:
+            yield type(value).__name__
 
 
 class Fields:

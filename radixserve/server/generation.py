@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from radixserve.core import FinishReason, Request, RequestError, RequestOutput
 from radixserve.engine.client import AsyncEngine
 from radixserve.engine.streams import StreamGroup
+from radixserve.engine.text import OutputText
 from radixserve.errors import EngineDeadError, RequestAbortedError
 from radixserve.server.latency import LatencyMetrics
 from radixserve.server.replies import RequestFailedError
-from radixserve.tokenizer.detokenizer import Detokenizer
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -25,7 +25,7 @@ class ChoiceDelta(NamedTuple):
 
 @dataclass(slots=True)
 class _Choice:
-    detokenizer: Detokenizer
+    text: OutputText
     num_prompt_tokens: int
     num_tokens: int = 0
     num_cached_tokens: int | None = None  # None until the first news
@@ -41,9 +41,7 @@ class Generation:
         self._n = n
         self._latency = latency
         self._started_at = started_at
-        self._choices = [
-            _Choice(Detokenizer(tokenizer, request.prompt_ids, request.sampling.stop), len(request.prompt_ids)) for request in requests
-        ]
+        self._choices = [_Choice(OutputText(tokenizer, request), len(request.prompt_ids)) for request in requests]
         self._group = _submit_all(engine, requests)
 
     async def deltas(self) -> AsyncGenerator[ChoiceDelta]:
@@ -76,22 +74,14 @@ class Generation:
         choice = self._choices[index]
         self._observe(choice, output)
         _raise_for_failure(output)
-        # the token that stopped the request counts, but is no part of the text
-        ids = output.token_ids if output.stop_token_id is None else output.token_ids[:-1]
-        news = choice.detokenizer.push(ids)
-        if news.matched_stop is not None:
-            choice.num_tokens = news.num_tokens
-            if not output.is_final:
-                self._group.finish(index, news.num_tokens)
-            return self._end(index, news.text, FinishReason.STOP)
-        choice.num_tokens = output.num_output_tokens
-        if output.finish_reason is None:
+        news = choice.text.push(output)
+        choice.num_tokens = news.num_tokens
+        if news.must_finish:
+            self._group.finish(index, news.num_tokens)
+        if news.finish_reason is None:
             return ChoiceDelta(index, news.text, None)
-        return self._end(index, news.text + choice.detokenizer.finish(), output.finish_reason)
-
-    def _end(self, index: int, text: str, reason: FinishReason) -> ChoiceDelta:
         self._latency.observe_end(time.monotonic() - self._started_at)
-        return ChoiceDelta(index, text, reason.value)
+        return ChoiceDelta(index, news.text, news.finish_reason.value)
 
     def _observe(self, choice: _Choice, output: RequestOutput) -> None:
         if choice.num_cached_tokens is None:

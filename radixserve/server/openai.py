@@ -6,7 +6,7 @@ import secrets
 import time
 import uuid
 from array import array
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -25,7 +25,7 @@ from radixserve.server.stream import DONE_EVENT, EventStream, event, until_gone
 
 logger = logging.getLogger("radixserve.server")
 
-# From here on encoding is worth a thread: the loop has other streams to serve.
+# From here on encoding the texts of one call is worth a thread: the loop has other streams to serve.
 _LONG_TEXT_CHARS = 8192
 
 
@@ -58,7 +58,7 @@ def openai_router(context: ServerContext) -> APIRouter:
     async def completions(http: HttpRequest) -> Response:
         started_at = time.monotonic()
         body = await read_object(http, context.config.max_body_bytes)
-        call = parse_completion_call(body, context.engine.info.vocab_size)
+        call = parse_completion_call(body, context.engine.info.vocab_size, context.check_length)
         context.check_model(call.model)
         completion_id = f"cmpl-{uuid.uuid4().hex}"
         requests = await _make_requests(context, call, completion_id)
@@ -84,25 +84,27 @@ async def _next(deltas: AsyncGenerator[ChoiceDelta]) -> ChoiceDelta:
 
 
 async def _make_requests(context: ServerContext, call: CompletionCall, completion_id: str) -> list[Request]:
-    prompts = [await _encode(context, prompt) for prompt in call.prompts]
+    """A seed of the client's is that of every prompt, so that each answer is the one that its prompt would get alone."""
+    prompts = await _encode_all(context, call.prompts)
     for prompt_ids in prompts:
         context.check_length(len(prompt_ids), call.sampling.max_tokens)
-    seed = _concrete_seed(call.sampling)
+    seeds = [_concrete_seed(call.sampling) for _ in prompts]  # the n choices of a prompt differ by their choice index
     return [
         Request(f"{completion_id}-{i * call.n + k}", prompt_ids, call.sampling, seed, k, call.namespace)
-        for i, prompt_ids in enumerate(prompts)
+        for i, (prompt_ids, seed) in enumerate(zip(prompts, seeds))
         for k in range(call.n)
     ]
 
 
-async def _encode(context: ServerContext, prompt: str | IntArray) -> IntArray:
-    if isinstance(prompt, array):
-        return prompt
-    encode = context.tokenizer.encode
-    ids = encode(prompt) if len(prompt) < _LONG_TEXT_CHARS else await asyncio.to_thread(encode, prompt)
-    if not ids:
+async def _encode_all(context: ServerContext, prompts: Sequence[str | IntArray]) -> list[IntArray]:
+    def encode_all() -> list[IntArray]:
+        return [array("i", context.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+    num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    encoded = encode_all() if num_chars < _LONG_TEXT_CHARS else await asyncio.to_thread(encode_all)
+    if not all(encoded):
         raise InvalidRequestError("prompt: expected at least one token, got an empty string", param="prompt")
-    return array("i", ids)
+    return encoded
 
 
 def _concrete_seed(sampling: SamplingParams) -> int:

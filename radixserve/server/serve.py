@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import signal
 import socket
@@ -39,7 +40,10 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, make
     )
     listener = _bind(server_config)
     with listener:
+        # Once, here: a hub name that were looked up by each process could give tokenizer and weights of two revisions.
         location = resolve_model(engine_config.model_path)
+        engine_config = dataclasses.replace(engine_config, model_path=str(location.path))
+        server_config = dataclasses.replace(server_config, served_model_name=server_config.served_model_name or location.name)
         tokenizer = Tokenizer.from_directory(location.path)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_Serving(engine_config, server_config, make_link).run(listener, tokenizer))
@@ -85,13 +89,16 @@ class _Serving:
 
     async def run(self, listener: socket.socket, tokenizer: Tokenizer) -> int:
         self._listen_to_signals()
-        engine = await self._unless_asked_to_end(AsyncEngine.start(self._engine_config, make_link=self._make_link))
+        engine = await self._unless_asked_to_end(self._start_engine())
         if engine is None:
             return 0
         try:
             return await self._serve(engine, listener, tokenizer)
         finally:
             await engine.stop()
+
+    async def _start_engine(self) -> AsyncEngine:
+        return await AsyncEngine.start(self._engine_config, log_level=self._config.log_level, make_link=self._make_link)
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -98,8 +98,36 @@ def test_without_pip_the_error_says_so(empty_cache: Path, monkeypatch: pytest.Mo
 def test_an_unwritable_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(store.ModelError, match="XDG_CACHE_HOME"):
+    with pytest.raises(ModelFetchError, match="XDG_CACHE_HOME"):
         resolve_model(None)
+
+
+@pytest.mark.parametrize("denied", ["open", "mkdtemp"])
+def test_a_cache_directory_that_exists_and_cannot_be_written_is_named(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, denied: str
+) -> None:
+    """Tests may run as root, whom no mode stops: so the system's answer is given by hand."""
+
+    def deny(*args: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (empty_cache / "models").mkdir(parents=True)
+    if denied == "open":
+        monkeypatch.setattr(store, "open", deny, raising=False)
+    else:
+        monkeypatch.setattr(store.tempfile, "mkdtemp", deny)
+    with pytest.raises(ModelFetchError, match=r"radixserve/models: .*Permission denied.*XDG_CACHE_HOME.*--model-path"):
+        resolve_model(None)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(tmp_path: Path) -> None:
+    def fill(directory: Path) -> None:
+        (directory / "weights").write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ModelFetchError, match=r"No space left.*XDG_CACHE_HOME"):
+        make_once(tmp_path / "model", "v1", fill)
+    assert [path.name for path in tmp_path.iterdir()] == [".model.lock"]
 
 
 def test_the_converted_model_starts_without_torch_or_pip(default_model_dir: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from radixserve import LLM, Namespace, SamplingParams
+from radixserve.errors import UnsupportedFieldError
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
 
@@ -61,11 +62,13 @@ def test_a_seed_decides_the_sample_whatever_runs_beside_it(tiny_model: Callable[
 def test_no_tokens_cross_a_namespace(tiny_model: Callable[[str, bool], Path]) -> None:
     llm = tiny_llm(tiny_model("llama", True))
     prompt = [random.Random(3).randrange(384) for _ in range(50)]
-    spaces = [Namespace(), Namespace(cache_salt="a"), Namespace(cache_salt="b"), Namespace(extra_key="a"), Namespace(adapter="a")]
+    spaces = [Namespace(), Namespace(cache_salt="a"), Namespace(cache_salt="b"), Namespace(extra_key="a")]
     for namespace in spaces:
         assert llm.generate([prompt], GREEDY, namespace=namespace)[0].num_cached_tokens == 0
     for namespace in spaces:
         assert llm.generate([prompt], GREEDY, namespace=namespace)[0].num_cached_tokens == 49
+    with pytest.raises(UnsupportedFieldError, match="adapter"):  # no adapter is applied, so none may be named
+        llm.generate([prompt], GREEDY, namespace=Namespace(adapter="a"))
 
 
 def test_sixteen_secrets_side_by_side_under_eviction(default_model_dir: Path) -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from radixserve.core import Request
+from radixserve.engine.streams import RequestStream
 from tests.http.conftest import Served
 from tests.support.byte_tokenizer import EOS_ID
 
@@ -149,3 +151,25 @@ async def test_models_are_listed(served: Served) -> None:
 async def test_token_ids_of_special_tokens_are_taken_as_they_are(served: Served) -> None:
     body = (await served.complete(prompt=[97, EOS_ID])).json()
     assert (body["choices"][0]["text"], body["usage"]["completion_tokens"]) == ("a", 2)
+
+
+@pytest.mark.parametrize(("seed", "is_one_for_all"), [(None, False), (7, True), (-7, True)])
+async def test_equal_prompts_share_a_seed_only_where_one_is_given(
+    served: Served, monkeypatch: pytest.MonkeyPatch, seed: int | None, is_one_for_all: bool
+) -> None:
+    requests: list[Request] = []
+    submit = served.engine.submit
+
+    def watched(request: Request) -> RequestStream:
+        requests.append(request)
+        return submit(request)
+
+    monkeypatch.setattr(served.engine, "submit", watched)
+    for prompt in (["a", "a"], [[97], [97]]):
+        requests.clear()
+        assert (await served.complete(prompt=prompt, n=2, seed=seed)).status_code == 200
+        assert [request.choice_index for request in requests] == [0, 1, 0, 1]
+        seeds = [request.seed for request in requests]
+        assert (seeds[0], seeds[2]) == (seeds[1], seeds[3])
+        assert (seeds[0] == seeds[2]) is is_one_for_all
+        assert seed is None or seeds[0] == seed % 2**64

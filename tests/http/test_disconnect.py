@@ -15,7 +15,7 @@ STEP_S = 0.02
 class Caller:
     """One ASGI call whose client can leave, or stop reading, at any moment."""
 
-    def __init__(self, served: Served, **body: Any) -> None:
+    def __init__(self, served: Served, *, path: str = "/v1/completions", query: bytes = b"", **body: Any) -> None:
         self._messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._messages.put_nowait({"type": "http.request", "body": json.dumps(body).encode(), "more_body": False})
         self.sent: list[dict[str, Any]] = []
@@ -27,9 +27,9 @@ class Caller:
             "http_version": "1.1",
             "method": "POST",
             "scheme": "http",
-            "path": "/v1/completions",
-            "raw_path": b"/v1/completions",
-            "query_string": b"",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query,
             "root_path": "",
             "headers": [(b"content-type", b"application/json")],
             "client": ("127.0.0.1", 1),
@@ -91,3 +91,20 @@ async def test_a_slow_reader_gets_everything_in_few_events_and_slows_nobody(serv
     events = b"".join(message.get("body", b"") for message in slow.sent).split(b"\n\n")
     texts = [json.loads(event.removeprefix(b"data: "))["choices"][0]["text"] for event in events if event.startswith(b"data: {")]
     assert "".join(texts) == "abc" * 100
+
+
+@pytest.mark.parametrize("step_s", [STEP_S], indirect=True)
+async def test_a_flush_whose_client_left_asks_no_more(served: Served) -> None:
+    running = Caller(served, prompt="abc", max_tokens=900)
+    await until_running(served, 1)
+    flush = Caller(served, path="/flush_cache", query=b"timeout=60")
+    await until(lambda: served.echo.num_flushes)
+    flush.leave()
+    await asyncio.wait_for(flush.task, 5)
+    await served.engine.stats()  # what was under way has arrived
+    num_flushes = served.echo.num_flushes
+    await asyncio.sleep(5 * STEP_S)
+    assert served.echo.num_flushes == num_flushes
+    assert flush.sent == []
+    running.leave()
+    await asyncio.wait_for(running.task, 5)

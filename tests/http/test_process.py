@@ -152,6 +152,17 @@ async def test_kill_9_of_the_engine_is_answered_within_a_second_and_repaired(ser
     assert replies == [f"{number} {number}"[:6] for number in range(100, 130)]
 
 
+async def test_a_step_that_raises_keeps_its_reason_in_the_log(server: Server) -> None:
+    reply = await server.http.post("/v1/completions", json={"prompt": "<crash>"})
+    assert reply.status_code == 503
+    assert reply.json()["error"] == {
+        "message": "the engine failed; see its log",
+        "type": "server_error",
+        "param": None,
+        "code": "engine_dead",
+    }
+
+
 async def test_the_server_gives_up_with_an_error_status_after_three_restarts(server: Server) -> None:
     for _ in range(4):
         await server.wait_health(True)

@@ -1,10 +1,14 @@
 """Bad input: a clear error in one shape, before any work, and a server that serves the next request."""
 
+import json
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from radixserve.server.fields import show
 from tests.http.conftest import Served
 from tests.support.byte_tokenizer import VOCAB_SIZE
 from tests.support.echo_engine import CONTEXT_LENGTH
@@ -88,7 +92,16 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("cache_salt", 5),
     ("extra_key", ["a"]),
     ("model", 5),
+    ("prompt", [["a"]]),
+    ("prompt", [{}]),
+    ("prompt", [[1], [-1]]),
+    ("prompt", [[1]] * 1025),
 ]
+
+DEEP: Any = []
+for _ in range(300):
+    DEEP = [DEEP]
+LARGE: Any = [{"name": "x" * 50_000}, *range(5000)]
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
@@ -138,6 +151,67 @@ async def test_content_type_of_the_body_does_not_matter(served: Served, content_
     assert reply.status_code == 200
 
 
+@pytest.mark.parametrize("value", [DEEP, LARGE, {"a": DEEP}, [LARGE, DEEP]], ids=["deep", "large", "deep-object", "both"])
+@pytest.mark.parametrize("field", ["prompt", "temperature", "stop", "model", "n", "seed", "logprobs", "best_of", "tools"])
+async def test_deep_and_large_values_are_refused_in_few_words(served: Served, field: str, value: Any) -> None:
+    body = json.dumps({"prompt": "a"} | {field: value}).encode()
+    reply = await served.http.post("/v1/completions", content=body, headers=JSON)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == field
+    assert len(reply.json()["error"]["message"]) < 300
+
+
+@pytest.mark.parametrize("depth", [300, 1000, 1023, 1024, 1025, 40_000])
+@pytest.mark.parametrize(("head", "tail"), [(b'{"prompt": ', b"}"), (b'{"prompt": "a", "colour": ', b"}"), (b"", b"")])
+async def test_no_depth_is_an_internal_error(served: Served, depth: int, head: bytes, tail: bytes) -> None:
+    for opening, closing in ((b"[", b"]"), (b'{"a":', b"}")):
+        content = head + opening * min(depth, 15_000) + b"1" + closing * min(depth, 15_000) + tail
+        reply = await served.http.post("/v1/completions", content=content, headers=JSON)
+        assert reply.status_code in (200, 400), reply.text
+        assert reply.status_code == 400 or b"colour" in head
+
+
+class Watched(list[Any]):
+    num_read = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in super().__iter__():
+            self.num_read += 1
+            yield item
+
+
+def test_a_value_is_shown_at_the_cost_of_what_is_shown() -> None:
+    huge = Watched([7] * 100_000)
+    assert show({"a": huge}) == '{"a":[' + "7,7," * 13 + "7," + "..."
+    assert huge.num_read < 60
+    assert show(DEEP) == "[" * 60 + "..."
+    assert [show(value) for value in ([], {}, [[]], None, True, 1.5, [1, "a"], {"a": {"b": []}}, object())] == [
+        *("[]", "{}", "[[]]", "null", "true", "1.5", '[1,"a"]', '{"a":{"b":[]}}', "object"),
+    ]
+
+
+@pytest.mark.parametrize("prompt", [[999_999] * (CONTEXT_LENGTH + 1), [[97], ["x"] * CONTEXT_LENGTH]])
+async def test_too_many_token_ids_are_refused_before_they_are_looked_at(served: Served, prompt: Any) -> None:
+    assert_error(await served.complete(prompt=prompt), 400, "context_length_exceeded", "prompt")
+
+
+async def test_many_middling_texts_are_encoded_off_the_loop_in_one_go(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    encode = served.app.state.context.tokenizer.encode
+
+    def watched(text: str) -> list[int]:
+        threads.append(threading.get_ident())
+        return encode(text)
+
+    monkeypatch.setattr(served.app.state.context.tokenizer, "encode", watched)
+    assert (await served.complete(prompt=["a" * 900] * 10, max_tokens=1)).status_code == 200
+    assert len(threads) == 10
+    assert len(set(threads)) == 1
+    assert threads[0] != threading.get_ident()
+    assert (await served.complete(prompt=["a" * 900] * 2, max_tokens=1)).status_code == 200
+    assert threads[10:] == [threading.get_ident()] * 2
+
+
 @pytest.mark.parametrize("is_stream", [False, True])
 @pytest.mark.parametrize(("num_prompt", "max_tokens"), [(600, CONTEXT_LENGTH - 599), (CONTEXT_LENGTH, 1), (1, 2**31 - 1)])
 async def test_prompt_and_max_tokens_above_the_context_are_refused(
@@ -161,7 +235,10 @@ class TestSmallPool:
 
     async def test_what_does_not_fit_the_pool_is_refused(self, served: Served) -> None:
         message = assert_error(await served.complete(prompt="a" * 90, max_tokens=11), 400, "context_length_exceeded", "prompt")
-        assert "100 tokens (the size of the KV pool)" in message
+        assert message.startswith(
+            "This model's maximum context length is 100 tokens. However, you requested 101 tokens (90 in the messages,"
+        )
+        assert "KV pool" in message
         assert (await served.complete(prompt="a" * 90, max_tokens=10)).status_code == 200
 
 

@@ -51,7 +51,7 @@ def test_messages_from_the_engine_survive(message: wire.EngineMessage) -> None:
 
 def test_start_survives() -> None:
     config = EngineConfig("/model", context_length=5, cache=CacheConfig(page_size=4), scheduler=SchedulerConfig("fcfs"))
-    assert wire.decode_start(wire.encode(wire.Start("ipc://x", 7, config))) == wire.Start("ipc://x", 7, config)
+    assert wire.decode_start(wire.encode(wire.Start("ipc://x", 7, config, "error"))) == wire.Start("ipc://x", 7, config, "error")
 
 
 def test_token_ids_cross_as_int32_bytes() -> None:

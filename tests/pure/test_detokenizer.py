@@ -1,5 +1,6 @@
 """Detokenizer: the joined text is one and the same for every split of the ids; nothing of a stop string is ever sent."""
 
+import codecs
 import itertools
 from collections.abc import Sequence
 
@@ -22,13 +23,36 @@ stops = st.lists(st.text(st.sampled_from("abc :é語😀"), min_size=1, max_size
 
 
 def run(tokenizer: Tokenizer, chunks: Sequence[Sequence[int]], stop: tuple[str, ...] = (), prompt: Sequence[int] = (40,)) -> tuple:
-    """(joined text, matched stop, num_tokens), checking on the way that no sent text is half a character."""
+    """(joined text, matched stop, num_tokens), checking on the way that what was sent stays true and is no half character."""
     detokenizer = Detokenizer(tokenizer, prompt, stop)
     text, matched, num_tokens = "", None, 0
+    sent_after = [""]
     for chunk in chunks:
         new, matched, num_tokens = detokenizer.push(chunk)
         text += new
-    return text + detokenizer.finish(), matched, num_tokens
+        sent_after.append(text)
+    whole = text + detokenizer.finish()
+    # the plain twin: all bytes at once, where only bytes that never became a character are U+FFFD, and the stop string is cut off
+    ids = [one for chunk in chunks for one in chunk]
+    at_once = plain_text(tokenizer, prompt, ids)
+    assert whole == expected_cut(at_once, stop)[0]
+    assert all(at_once.startswith(sent) for sent in sent_after)
+    return whole, matched, num_tokens
+
+
+def plain_text(tokenizer: Tokenizer, prompt: Sequence[int], ids: Sequence[int]) -> str:
+    """Text of ids after prompt, by decoding bytes in one go."""
+
+    def visible(token_ids: Sequence[int]) -> bytes:
+        return b"".join(tokenizer.token_bytes(one) for one in token_ids if not tokenizer.is_special(one))
+
+    head, tail = visible(prompt), visible(ids)
+    if not head and tokenizer.strips_first_space:
+        tail = tail.removeprefix(b" ")
+    # of the prompt only a character that it leaves unfinished belongs to the text
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder.decode(head)
+    return (decoder.getstate()[0] + tail).decode("utf-8", errors="replace") if tail else decoder.getstate()[0].decode(errors="replace")
 
 
 def split(ids: list[int], at: list[int]) -> list[list[int]]:

@@ -58,6 +58,7 @@ class EchoEngine:
         self.abort_steps: list[int] = []
         self.finished_at: list[tuple[str, int]] = []
         self.num_idle_checks = 0
+        self.num_flushes = 0
 
     @property
     def has_work(self) -> bool:
@@ -126,6 +127,7 @@ class EchoEngine:
         )
 
     def flush_cache(self) -> bool:
+        self.num_flushes += 1
         if self._running:
             return False
         self._known.clear()

@@ -8,7 +8,7 @@ import zmq.asyncio
 
 from radixserve.config import EngineConfig
 from radixserve.engine import wire
-from radixserve.engine.process import EngineLoop, StepEngine
+from radixserve.engine.process import FAILED, EngineLoop, StepEngine
 from radixserve.errors import EngineDeadError
 
 _numbers = itertools.count()
@@ -28,12 +28,12 @@ class ThreadLink:
         try:
             socket.send(wire.encode(wire.Ready(self._engine.info)))
             EngineLoop(self._engine, socket).run()
-        except Exception as error:
-            socket.send(wire.encode(wire.Fatal(f"the engine failed with {type(error).__name__}")))
+        except Exception:
+            socket.send(wire.encode(wire.Fatal(FAILED)))
         finally:
             socket.close()
 
-    async def start(self, config: EngineConfig) -> None:
+    async def start(self, config: EngineConfig, log_level: str) -> None:
         self._socket.bind(self._address)
         self._thread.start()
 

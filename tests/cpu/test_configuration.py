@@ -1,0 +1,84 @@
+"""Configs and sizes that cannot be: refused when they are made, with what was expected, what came, and how much there is."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from radixserve import LLM
+from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
+from radixserve.engine import build, memory
+from radixserve.errors import ConfigError
+
+WRONG: list[tuple[type[Any], str, Any, str]] = [
+    (CacheConfig, "page_size", "16", "an integer"),
+    (CacheConfig, "page_size", 1.5, "an integer"),
+    (CacheConfig, "page_size", True, "an integer"),
+    (CacheConfig, "page_size", None, "an integer"),
+    (CacheConfig, "disable_radix_cache", "no", "True or False"),
+    (CacheConfig, "disable_radix_cache", 1, "True or False"),
+    (CacheConfig, "max_total_tokens", 1e6, "an integer or None"),
+    (CacheConfig, "mem_fraction_static", "0.5", "a number or None"),
+    (CacheConfig, "mem_fraction_static", True, "a number or None"),
+    (SchedulerConfig, "schedule_policy", ["lpm"], "a string"),
+    (SchedulerConfig, "max_running_requests", 2.0, "an integer or None"),
+    (EngineConfig, "model_path", Path("m"), "a string or None"),
+    (EngineConfig, "dtype", None, "a string"),
+    (EngineConfig, "cache", {"page_size": 1}, "CacheConfig"),
+    (EngineConfig, "scheduler", None, "SchedulerConfig"),
+    (ServerConfig, "port", "80", "an integer"),
+    (ServerConfig, "drain_timeout_s", "30", "a number"),
+    (ServerConfig, "host", None, "a string"),
+]
+
+
+@pytest.mark.parametrize(("config", "name", "value", "expected"), WRONG)
+def test_a_field_of_the_wrong_type_is_refused(config: type[Any], name: str, value: Any, expected: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        config(**{name: value})
+    assert refused.value.message.startswith(f"--{name.replace('_', '-')}: expected {expected}, got ")
+
+
+def test_an_integer_will_do_for_a_number_and_defaults_are_right() -> None:
+    assert ServerConfig(drain_timeout_s=5).drain_timeout_s == 5
+    for config in (CacheConfig, SchedulerConfig, EngineConfig, ServerConfig):
+        assert config() == config()
+
+
+@pytest.mark.parametrize(("name", "value"), [("page_size", "16"), ("disable_radix_cache", "no"), ("max_total_tokens", 10.0)])
+def test_llm_options_are_checked_too(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        LLM("/no-such-model", **{name: value})
+
+
+def test_a_pool_larger_than_the_memory_is_refused_with_numbers(tiny_model: Callable[[str, bool], Path]) -> None:
+    model_dir = str(tiny_model("llama", True))
+    # 3 layers, 2 heads of 8, K and V, float32
+    with pytest.raises(
+        ConfigError, match=r"--max-total-tokens: 10000000000000 tokens at 384 bytes each are 3662109375 MiB, and \d+ MiB are free"
+    ):
+        LLM(model_dir, dtype="float32", device="cpu", max_total_tokens=10**13)
+
+
+def test_memory_that_is_not_given_is_a_config_error(tiny_model: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where more is reported free than can be had: torch's own error says nothing of a flag."""
+    model_dir = str(tiny_model("llama", True))
+    monkeypatch.setattr(build, "free_bytes", lambda device: 10**18)
+    with pytest.raises(
+        ConfigError, match=r"KV pool of 10000000000000 tokens \(3662109375 MiB\).*are free on cpu; lower --max-total-tokens"
+    ):
+        LLM(model_dir, dtype="float32", device="cpu", max_total_tokens=10**13)
+    with pytest.raises(ConfigError, match=r"page table of 10000000000000 rows"):
+        LLM(model_dir, dtype="float32", device="cpu", max_total_tokens=64, max_running_requests=10**13, chunked_prefill_size=10**13)
+
+
+def test_files_that_a_container_read_do_not_count_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemTotal: 100 kB\nMemAvailable: 1000000 kB\n",
+        "/sys/fs/cgroup/memory.max": "5000000\n",
+        "/sys/fs/cgroup/memory.current": "4900000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 1000\ninactive_file 3000000\nactive_file 5\n",
+    }
+    monkeypatch.setattr(Path, "read_text", lambda self: files[str(self)])
+    assert memory.free_host_bytes() == 3_100_000

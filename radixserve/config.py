@@ -76,6 +76,9 @@ class SchedulerConfig(_Checked):
     chunked_prefill_size: int | None = option(
         None, "token budget of one step, shared by decode rows and prompt chunks (default: 512 on a CPU, 8192 on a GPU)", low=1
     )
+    max_queued_requests: int | None = option(None, "refuse further requests (429) while so many wait (default: no limit)", low=1)
+    queue_timeout_s: float | None = option(None, "give up on a request that waits longer (503)", low=0.0)
+    request_timeout_s: float | None = option(None, "give up on a request that takes longer, waiting included (503)", low=0.0)
     max_running_requests: int | None = option(None, "rows of the page table (default: 64 on a CPU, 256 on a GPU)", low=1)
 
 

@@ -38,6 +38,17 @@ class Namespace(NamedTuple):
 BASE_NAMESPACE = Namespace()
 
 
+MAX_LOGPROBS = 20  # likeliest tokens per position
+
+
+class TokenLogprob(NamedTuple):
+    """Natural logarithms of the model's own distribution: before penalties, bias, temperature and filters."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest (token id, logprob), best first; as many as were asked for
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose the next token and when to stop. Names and meanings are OpenAI's, with SGLang's extensions.
@@ -45,7 +56,8 @@ class SamplingParams:
     Raises InvalidRequestError from validate().
     """
 
-    max_tokens: int = 16
+    max_tokens: int = 16  # 0: only compute the prompt (its log-probabilities, or to have it cached)
+    min_tokens: int = 0  # no EOS and no stop token before so many
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: off
@@ -54,6 +66,13 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # matched by the detokenizer, on the server's side of the wire
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    frequency_penalty: float = 0.0  # taken off a logit for each time that its token is in the output so far
+    presence_penalty: float = 0.0  # taken off once if it is there at all
+    repetition_penalty: float = 1.0  # divides (multiplies, if negative) logits of tokens in prompt or output so far
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
+    logprobs: int | None = None  # log-probabilities of output tokens, and of so many likeliest ones at each; None: none
+    prompt_logprobs: int | None = None  # the same of prompt tokens
+    prompt_logprobs_start: int = 0  # first prompt position whose log-probability is wanted; that of position 0 does not exist
 
     @property
     def is_greedy(self) -> bool:
@@ -61,7 +80,8 @@ class SamplingParams:
 
     def validate(self) -> "SamplingParams":
         """Return self, or raise InvalidRequestError naming the field, what was expected and what came."""
-        _check_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
+        _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_range("temperature", self.temperature, 0.0, 100.0)
         _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
         _check_range("top_k", self.top_k, -1, 2**31 - 1)
@@ -76,6 +96,16 @@ class SamplingParams:
             )
         for token_id in self.stop_token_ids:
             _check_range("stop_token_ids", token_id, 0, 2**31 - 1)
+        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 2.0, open_low=True)
+        for token_id, bias in self.logit_bias:
+            _check_range("logit_bias", token_id, 0, 2**31 - 1)
+            _check_range("logit_bias", bias, -100.0, 100.0)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_range(name, getattr(self, name), 0, MAX_LOGPROBS)
+        _check_range("prompt_logprobs_start", self.prompt_logprobs_start, 0, 2**31 - 1)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequestError(f"ignore_eos: expected True or False, got {shown(self.ignore_eos)}", param="ignore_eos")
         return self
@@ -113,7 +143,7 @@ class Request:
     seed: int = 0  # concrete, 0 <= seed < 2**64: sampling.seed or a random draw of whoever built the request
     choice_index: int = 0
     namespace: Namespace = BASE_NAMESPACE
-    priority: int = 0
+    priority: int = 0  # higher runs first
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +159,8 @@ class ScheduledRow:
     """One request's share of a step: positions start .. start + count of the sequence in `slot`.
 
     token_ids holds `count` ids, or none for a plain decode row, whose single token is the one that the runner sampled last in this slot.
-    num_logits is how many of the last positions need logits: 0 (an unfinished prompt chunk) or 1. A row with logits is sampled.
+    A sampled row draws the token that follows its last position. Besides, the log-probabilities of prompt tokens may be wanted: that of
+    target_ids[j] is read off the logits at position target_start + j, which lies in [start, start + count).
     """
 
     slot: int
@@ -137,9 +168,12 @@ class ScheduledRow:
     count: int
     token_ids: IntArray
     page_writes: tuple[PageWrite, ...] = ()
-    num_logits: int = 1
+    is_sampled: bool = True  # False: an unfinished prompt chunk, or a prompt that asks for no token
     output_index: int = 0  # i of the token sampled from this row: the draw is a pure function of (seed, choice_index, i)
-    request: Request | None = None  # at first sight of the slot: its sampling, seed and choice index; later None
+    request: Request | None = None  # at first sight of the slot: its prompt, sampling, seed and choice index; later None
+    output_ids: IntArray = field(default_factory=lambda: array("i"))  # at first sight: output so far, of a request that resumes
+    target_ids: IntArray = field(default_factory=lambda: array("i"))
+    target_start: int = 0
     adapter_id: int = 0
 
     @property
@@ -183,12 +217,21 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """What one row was asked for beside its token."""
+
+    sampled: TokenLogprob | None  # where the request's sampling.logprobs is set and the row was sampled
+    prompt: tuple[TokenLogprob, ...] = ()  # one for each of the row's target_ids
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
-    """The runner's answer to one ScheduledBatch: one token id per row, in row order; -1 where no logits were wanted."""
+    """The runner's answer to one ScheduledBatch: one token id per row, in row order; -1 for a row that is not sampled."""
 
     step: int
     token_ids: tuple[int, ...]
     times: StepTimes = StepTimes()
+    logprobs: tuple[RowLogprobs | None, ...] = ()  # empty, or one per row; None where nothing was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +262,8 @@ class RequestOutput:
     stop_token_id: int | None = None  # the EOS or stop token that ended it; it is the last of token_ids
     error: RequestError | None = None
     queue_time_s: float = 0.0  # arrival at the scheduler to first admission
+    logprobs: tuple[TokenLogprob, ...] = ()  # of token_ids, where they were asked for
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # new since the previous output; the first one ever is that of max(1, prompt_logprobs_start)
 
     @property
     def is_final(self) -> bool:

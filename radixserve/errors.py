@@ -6,10 +6,14 @@ RadixServeError
 │   │   ├── UnsupportedFieldError 400 invalid_request_error / unsupported_parameter
 │   │   ├── RequestTooLargeError  413 invalid_request_error / request_too_large
 │   │   └── ContextLengthError    400 invalid_request_error / context_length_exceeded
-│   └── ModelNotFoundError        404 invalid_request_error / model_not_found
+│   ├── UnauthorizedError         401 invalid_request_error / invalid_api_key
+│   ├── ForbiddenError            403 invalid_request_error / admin_key_required
+│   ├── ModelNotFoundError        404 invalid_request_error / model_not_found
+│   └── QueueFullError            429 rate_limit_error / queue_full
 ├── RequestAbortedError           499 server_error / request_aborted
 ├── UnavailableError              503 server_error / unavailable
 │   ├── EngineDeadError           503 server_error / engine_dead
+│   ├── RequestTimeoutError       503 server_error / request_timeout
 │   └── ShuttingDownError         503 server_error / shutting_down
 ├── ConfigError                   a flag or a combination of flags
 └── ModelError                    a model that cannot be fetched, read or run
@@ -93,6 +97,26 @@ class ModelNotFoundError(UserError):
     code = "model_not_found"
 
 
+class UnauthorizedError(UserError):
+    http_status = 401
+    code = "invalid_api_key"
+
+
+class ForbiddenError(UserError):
+    """The route needs the admin key."""
+
+    http_status = 403
+    code = "admin_key_required"
+
+
+class QueueFullError(UserError):
+    """--max-queued-requests requests wait already. The client may try again."""
+
+    http_status = 429
+    error_type = "rate_limit_error"
+    code = "queue_full"
+
+
 class RequestAbortedError(RadixServeError):
     """Ended by an abort before it was complete. 499 is not retried by the SDKs."""
 
@@ -109,6 +133,12 @@ class EngineDeadError(UnavailableError):
     """The engine process ended while the request was waiting or running."""
 
     code = "engine_dead"
+
+
+class RequestTimeoutError(UnavailableError):
+    """The request waited or ran for longer than the server allows."""
+
+    code = "request_timeout"
 
 
 class ShuttingDownError(UnavailableError):

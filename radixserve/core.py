@@ -57,7 +57,6 @@ class SamplingParams:
     """
 
     max_tokens: int = 16  # 0: only compute the prompt (its log-probabilities, or to have it cached)
-    min_tokens: int = 0  # no EOS and no stop token before so many
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0
     top_k: int = 0  # 0 or -1: off
@@ -66,6 +65,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # matched by the detokenizer, on the server's side of the wire
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0  # no EOS and no stop token before so many
     frequency_penalty: float = 0.0  # taken off a logit for each time that its token is in the output so far
     presence_penalty: float = 0.0  # taken off once if it is there at all
     repetition_penalty: float = 1.0  # divides (multiplies, if negative) logits of tokens in prompt or output so far

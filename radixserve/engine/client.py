@@ -98,6 +98,13 @@ class AsyncEngine:
         if request_id in self._streams and self._is_alive:
             self._send(wire.Abort(request_id))
 
+    def abort_matching(self, prefix: str) -> int:
+        """Abort every request whose id begins with `prefix` ("" for all); returns how many there were."""
+        request_ids = [request_id for request_id in self._streams if request_id.startswith(prefix)]
+        for request_id in request_ids:
+            self.abort(request_id)
+        return len(request_ids)
+
     def finish(self, request_id: str, num_output_tokens: int) -> None:
         """Ask for an end with reason stop after num_output_tokens tokens. An unknown id is ignored."""
         if request_id in self._streams and self._is_alive:

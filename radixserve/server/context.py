@@ -35,12 +35,17 @@ class ServerContext:
         if name is not None and name not in (self.served_name, DEFAULT_MODEL_ALIAS):
             raise ModelNotFoundError(f"model: expected {self.served_name} or {DEFAULT_MODEL_ALIAS}, got {name[:100]}", param="model")
 
+    @property
+    def max_request_tokens(self) -> int:
+        """What prompt and output of one request may have together."""
+        return min(self.engine.info.context_length, self.engine.info.max_total_tokens)
+
     def check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """One rule at every endpoint: prompt and max_tokens together fit the context and the pool, or the request is refused."""
-        info = self.engine.info
-        longest = min(info.context_length, info.max_total_tokens)
+        longest = self.max_request_tokens
         if num_prompt_tokens + max_tokens > longest:
-            raise context_length_error(num_prompt_tokens, max_tokens, longest, is_pool=longest < info.context_length)
+            is_pool = longest < self.engine.info.context_length
+            raise context_length_error(num_prompt_tokens, max_tokens, longest, is_pool)
 
     def ignored_header(self, names: tuple[str, ...]) -> dict[str, str]:
         """Names the fields that were ignored, to the client in a header and once to the log."""

@@ -140,7 +140,7 @@ def test_eos_is_no_text_here_either(llm: LLM) -> None:
     assert not llm.tokenizer.is_special(visible)
     text = OutputText(llm.tokenizer, Request("r", array("i", [5])))
     delta = text.push(RequestOutput("r", (visible, visible), 1, 0, 2, FinishReason.STOP, stop_token_id=visible))
-    assert delta == (llm.tokenizer.decode([visible]), 2, FinishReason.STOP, False)
+    assert delta == (llm.tokenizer.decode([visible]), 2, FinishReason.STOP, False, visible)
 
 
 BAD_PROMPTS: list[Any] = [

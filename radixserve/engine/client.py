@@ -80,6 +80,11 @@ class AsyncEngine:
         """Gauges of the living engine, 0 without one; counters over all engines so far: they never fall."""
         return self._last_stats
 
+    @property
+    def num_tokens_without_news(self) -> int:
+        """Prompt tokens of all requests that nothing was heard of yet."""
+        return sum(stream.num_prompt_tokens for stream in self._streams.values() if not stream.has_news)
+
     def submit(self, request: Request) -> RequestStream:
         """Hand a request over. Its stream always ends in one final output, also when the engine dies.
 

@@ -18,6 +18,8 @@ class RequestStream:
 
     def __init__(self, request: Request, abort: Callable[[str], None], finish: Callable[[str, int], None]) -> None:
         self.request_id = request.request_id
+        self.num_prompt_tokens = len(request.prompt_ids)
+        self.has_news = False  # anything was ever pushed
         self._abort = abort
         self._finish = finish
         self._pending_ids: list[int] = []
@@ -35,6 +37,7 @@ class RequestStream:
         if self.is_ended:
             return
         was_empty = self._pending is None
+        self.has_news = True
         self._pending_ids.extend(output.token_ids)
         self._pending_logprobs.extend(output.logprobs)
         self._pending_prompt_logprobs.extend(output.prompt_logprobs)

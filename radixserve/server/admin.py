@@ -31,6 +31,7 @@ def admin_router(context: ServerContext) -> APIRouter:
             raise EngineDeadError("the engine is not running")
         return json_reply({"status": "ok"})
 
+    @router.post("/reset_prefix_cache")
     @router.post("/flush_cache")
     async def flush_cache(http: HttpRequest) -> Response:
         timeout_s = _timeout_of(http)

@@ -31,6 +31,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (True,),
     "allowed_token_ids": ([],),
     "audio": (),
+    "audio_data": ([],),
     "bad_words": ([],),
     "bootstrap_host": (),
     "bootstrap_room": (),
@@ -49,7 +50,9 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "guided_grammar": ("",),
     "guided_json": ({},),
     "guided_regex": ("",),
+    "image_data": ([],),
     "include_stop_str_in_output": (False,),
+    "input_embeds": ([],),
     "json_schema": ("", {}),
     "kv_transfer_params": ({},),
     "length_penalty": (1,),
@@ -89,6 +92,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "token_ids_logprob": ([],),
     "use_beam_search": (False,),
+    "video_data": ([],),
     "web_search_options": (),
 }
 

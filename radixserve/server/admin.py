@@ -22,7 +22,8 @@ _METRICS_TIMEOUT_S = 1.0  # in a longer step the last snapshot is served
 def admin_router(context: ServerContext) -> APIRouter:
     router = APIRouter()
 
-    @router.api_route("/health", methods=["GET", "HEAD"])
+    @router.get("/health")
+    @router.head("/health")
     async def health() -> Response:
         """Answers from what is known here; never waits for the engine."""
         if not context.gate.is_open:
@@ -40,7 +41,8 @@ def admin_router(context: ServerContext) -> APIRouter:
         message = f"the cache was not flushed: requests were still running or waiting after {timeout_s:g} s"
         return error_reply(RequestError(message, 400, "invalid_request_error", "engine_busy"))
 
-    @router.api_route("/metrics", methods=["GET", "HEAD"])
+    @router.get("/metrics")
+    @router.head("/metrics")
     async def metrics(http: HttpRequest) -> Response:
         if http.method == "HEAD":
             return Response(media_type=CONTENT_TYPE_PLAIN_0_0_4)

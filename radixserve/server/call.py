@@ -12,6 +12,7 @@ from radixserve.core import BASE_NAMESPACE, IntArray, Namespace, Request, Sampli
 from radixserve.errors import InvalidRequestError
 from radixserve.server.context import ServerContext
 from radixserve.server.generation import Generation
+from radixserve.server.sampling_fields import Limits
 
 T = TypeVar("T")
 
@@ -47,6 +48,10 @@ class Call:
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.n
+
+
+def limits_of(context: ServerContext) -> Limits:
+    return Limits(context.engine.info.vocab_size, context.max_request_tokens, context.check_length)
 
 
 async def start_generation(context: ServerContext, call: Call, call_id: str, started_at: float) -> Generation:

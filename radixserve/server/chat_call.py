@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from radixserve.core import MAX_LOGPROBS
 from radixserve.server import sampling_fields as shared
 from radixserve.server.call import Call, Prompt
 from radixserve.server.completion_call import read_call
@@ -26,18 +27,18 @@ class ChatCall:
         return dataclasses.replace(self, call=dataclasses.replace(self.call, prompts=(prompt._replace(content=text),)))
 
 
-def parse_chat_call(body: dict[str, Any], vocab_size: int, max_request_tokens: int) -> ChatCall:
+def parse_chat_call(body: dict[str, Any], limits: shared.Limits) -> ChatCall:
     """Raises InvalidRequestError or UnsupportedFieldError, with the field as param."""
     fields = Fields(body)
-    n = shared.read_n(fields)
+    n = shared.read_n(fields, limits)
     # max_completion_tokens wins; both are checked
-    limits = {name: fields.optional_integer(name) for name in ("max_tokens", "max_completion_tokens")}
-    name = "max_tokens" if limits["max_completion_tokens"] is None else "max_completion_tokens"
+    asked_max = {name: fields.optional_integer(name) for name in ("max_tokens", "max_completion_tokens")}
+    name = "max_tokens" if asked_max["max_completion_tokens"] is None else "max_completion_tokens"
     asked = shared.LogprobsAsked(_read_logprobs(fields))
-    sampling = shared.read_sampling(fields, shared.SamplingNames(max_tokens=name), vocab_size, max_request_tokens, asked)
+    sampling = shared.read_sampling(fields, shared.SamplingNames(max_tokens=name), limits, limits.max_request_tokens, asked)
     prompt = Prompt("", sampling, fields.boolean("skip_special_tokens", True), fields.boolean("add_special_tokens"))
     call = read_call(fields, (prompt,), n)
-    call = dataclasses.replace(call, takes_rest=limits[name] is None)
+    call = dataclasses.replace(call, takes_rest=asked_max[name] is None)
     flags = fields.boolean("return_token_ids"), fields.boolean("return_cached_tokens_details")
     parsed = ChatCall(call, read_chat(fields), *flags)
     refuse_unsupported(fields)
@@ -47,6 +48,8 @@ def parse_chat_call(body: dict[str, Any], vocab_size: int, max_request_tokens: i
 def _read_logprobs(fields: Fields) -> int | None:
     is_asked = fields.boolean("logprobs")
     num_top = fields.optional_integer("top_logprobs")
+    if num_top is not None and not 0 <= num_top <= MAX_LOGPROBS:
+        raise fields.wrong("top_logprobs", f"an integer in [0, {MAX_LOGPROBS}]", num_top)
     if num_top and not is_asked:
         raise fields.wrong("top_logprobs", "0 or null without logprobs: true", num_top)
     return (num_top or 0) if is_asked else None

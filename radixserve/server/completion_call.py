@@ -1,7 +1,6 @@
 """What POST /v1/completions asks for: the body checked field by field, before any token is computed."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,24 +20,19 @@ class CompletionCall:
     return_cached_tokens_details: bool
 
 
-def parse_completion_call(body: dict[str, Any], vocab_size: int, check_length: Callable[[int, int], None]) -> CompletionCall:
-    """Raises InvalidRequestError or UnsupportedFieldError, with the field as param.
-
-    check_length(num_prompt_tokens, max_tokens) raises ContextLengthError; it is asked before a list of token ids is looked at.
-    """
+def parse_completion_call(body: dict[str, Any], limits: shared.Limits) -> CompletionCall:
+    """Raises InvalidRequestError, UnsupportedFieldError or ContextLengthError, with the field as param."""
     fields = Fields(body)
-    n = shared.read_n(fields)
+    n = shared.read_n(fields, limits)
     _check_best_of(fields, n)
     echo = fields.boolean("echo")
     logprobs = read_num_logprobs(fields, "logprobs")
     asked = shared.LogprobsAsked(logprobs, logprobs if echo else None)
-    sampling = shared.read_sampling(fields, shared.SamplingNames(), vocab_size, SamplingParams().max_tokens, asked)
+    sampling = shared.read_sampling(fields, shared.SamplingNames(), limits, SamplingParams().max_tokens, asked)
     special = fields.boolean("skip_special_tokens", True), fields.boolean("add_special_tokens", True)
     contents = [
-        prompt
-        if isinstance(prompt, str)
-        else shared.read_token_ids(fields, "prompt", prompt, vocab_size, sampling.max_tokens, check_length)
-        for prompt in _read_prompts(fields, n)
+        prompt if isinstance(prompt, str) else shared.read_token_ids(fields, limits, "prompt", prompt, sampling.max_tokens)
+        for prompt in _read_prompts(fields, limits, n)
     ]
     call = read_call(fields, tuple(Prompt(content, sampling, *special) for content in contents), n)
     parsed = CompletionCall(call, echo, fields.boolean("return_token_ids"), fields.boolean("return_cached_tokens_details"))
@@ -78,7 +72,7 @@ def _check_best_of(fields: Fields, n: int) -> None:
         raise UnsupportedFieldError(f"best_of is not supported by this server (accepted: null or n), got {show(best_of)}", param="best_of")
 
 
-def _read_prompts(fields: Fields, n: int) -> list[str] | list[list[Any]]:
+def _read_prompts(fields: Fields, limits: shared.Limits, n: int) -> list[str] | list[list[Any]]:
     """A string, a list of strings, a list of token ids, or a list of lists of token ids; the ids are not looked at yet."""
     prompt = fields.raw("prompt")
     expected = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
@@ -91,7 +85,7 @@ def _read_prompts(fields: Fields, n: int) -> list[str] | list[list[Any]]:
     kind = type(prompt[0])
     if kind not in (str, list):
         return [prompt]
-    shared.check_num_choices(fields, "prompt", len(prompt), n)
+    shared.check_num_choices(fields, limits, "prompt", len(prompt), n)
     if not all(type(item) is kind for item in prompt):
         raise fields.wrong("prompt", expected, prompt)
     return prompt

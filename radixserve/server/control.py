@@ -23,7 +23,8 @@ _PROBE_PREFIX = "HEALTH_CHECK"
 def control_router(context: ServerContext) -> APIRouter:
     router = APIRouter()
 
-    @router.api_route("/ready", methods=["GET", "HEAD"])
+    @router.get("/ready")
+    @router.head("/ready")
     async def ready() -> Response:
         _require_ready(context)
         return json_reply({"status": "ready"})

@@ -131,8 +131,12 @@ class Fields:
         path = self._path + name
         return type(error)(path + error.message.removeprefix(error.param or ""), param=path)
 
+    def unread_names(self) -> list[str]:
+        return [name for name in self._body if name not in self._read]
+
     def unread(self) -> list[str]:
-        return [self._path + name for name in self._body if name not in self._read]
+        """The same with their path."""
+        return [self._path + name for name in self.unread_names()]
 
     def wrong(self, name: str, expected: str, value: Any) -> InvalidRequestError:
         return InvalidRequestError(f"{self._path}{name}: expected {expected}, got {show(value)}", param=self._path + name)

@@ -1,11 +1,10 @@
 """What this server says about itself, to load generators, routers and people: GET /, /model_info, /server_info, /v1/loads."""
 
 import time
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from fastapi import APIRouter
-from fastapi.routing import APIRoute
+from fastapi import APIRouter, FastAPI
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -27,7 +26,7 @@ def info_router(context: ServerContext) -> APIRouter:
                 "name": "radixserve",
                 "description": "a serving runtime for language models with a radix tree over token ids",
                 "model": context.served_name,
-                "routes": routes_of(http),
+                "routes": routes_of(http.app),
             }
         )
 
@@ -51,16 +50,10 @@ def info_router(context: ServerContext) -> APIRouter:
     return router
 
 
-def routes_of(http: HttpRequest) -> list[str]:
-    """One line per path, as "POST /v1/completions"."""
-    described: dict[str, set[str]] = {}
-    for path, methods in _paths(http.app.routes):
-        described.setdefault(path, set()).update(methods)
-    return [f"{'|'.join(sorted(methods))} {path}" for path, methods in sorted(described.items())]
-
-
-def _paths(routes: Any) -> list[tuple[str, set[str]]]:
-    return [(route.path, route.methods or set()) for route in routes if isinstance(route, APIRoute)]
+def routes_of(app: FastAPI) -> list[str]:
+    """One line per path, as "GET|HEAD /health"."""
+    paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
+    return [f"{'|'.join(method.upper() for method in sorted(methods))} {path}" for path, methods in sorted(paths.items())]
 
 
 class _Throughput:
@@ -93,7 +86,7 @@ def _server_info(context: ServerContext, throughput: float) -> dict[str, Any]:
     info = context.engine.info
     return {
         **_model_info(context),
-        "version": version("radixserve"),
+        "version": _version(),
         "dtype": info.dtype,
         "device": info.device,
         "attention_backend": info.attention_backend,
@@ -130,3 +123,10 @@ def _load(context: ServerContext, stats: EngineStats, throughput: float) -> dict
         "cache_hit_rate": stats.cached_tokens_total / num_prompt if num_prompt else 0.0,
         "utilization": max(stats.token_usage, stats.num_running / info.max_running_requests),
     }
+
+
+def _version() -> str | None:
+    try:
+        return version("radixserve")
+    except PackageNotFoundError:  # run from a source tree
+        return None

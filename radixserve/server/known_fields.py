@@ -104,7 +104,7 @@ def _is_same(value: Any, neutral: Any) -> bool:
 
 def refuse_unsupported(fields: Fields) -> None:
     """Raises UnsupportedFieldError for the first known field that asks for what we do not do."""
-    for name in fields.unread():
+    for name in fields.unread_names():
         if name not in NEUTRAL_VALUES:
             continue
         value = fields.raw(name)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from radixserve.core import TokenLogprob
 from radixserve.server.answering import answer
-from radixserve.server.call import start_generation
+from radixserve.server.call import limits_of, start_generation
 from radixserve.server.context import ServerContext
 from radixserve.server.fields import read_object
 from radixserve.server.generation import ChoiceDelta, Generation, joined
@@ -22,11 +22,12 @@ from radixserve.tokenizer import Tokenizer
 def native_router(context: ServerContext) -> APIRouter:
     router = APIRouter()
 
-    @router.api_route("/generate", methods=["POST", "PUT"])
+    @router.post("/generate")
+    @router.put("/generate")
     async def generate(http: HttpRequest) -> Response:
         started_at = time.monotonic()
         body = await read_object(http, context.config.max_body_bytes)
-        asked = parse_native_call(body, context.engine.info.vocab_size, context.check_length)
+        asked = parse_native_call(body, limits_of(context))
         call_id = uuid.uuid4().hex
         generation = await start_generation(context, asked.call, call_id, started_at)
         return await answer(http, context, asked.call, generation, NativeReply(asked, generation, context.tokenizer, call_id))

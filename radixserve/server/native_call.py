@@ -1,7 +1,6 @@
 """What POST /generate asks for, SGLang's native protocol: one prompt or a batch, sampling_params in an object of their own."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,23 +31,23 @@ class NativeCall:
         return self.call.prompts[index // self.call.n].sampling.logprobs or 0
 
 
-def parse_native_call(body: dict[str, Any], vocab_size: int, check_length: Callable[[int, int], None]) -> NativeCall:
-    """Raises InvalidRequestError or UnsupportedFieldError, with the field as param; for check_length see parse_completion_call."""
+def parse_native_call(body: dict[str, Any], limits: shared.Limits) -> NativeCall:
+    """Raises InvalidRequestError, UnsupportedFieldError or ContextLengthError, with the field as param."""
     fields = Fields(body)
     name, contents, is_batch = _read_prompts(fields)
     return_logprob = fields.boolean("return_logprob")
     asked = _read_logprobs_asked(fields, return_logprob)
     params = _read_params(fields, len(contents))
-    n = shared.read_n(params[0])
-    if any(shared.read_n(other) != n for other in params):
+    n = shared.read_n(params[0], limits)
+    if any(shared.read_n(other, limits) != n for other in params):
         raise InvalidRequestError("sampling_params: expected the same n in all of them", param="sampling_params")
-    shared.check_num_choices(fields, name, len(contents), n)
+    shared.check_num_choices(fields, limits, name, len(contents), n)
     prompts = []
     for index, content in enumerate(contents):
         of_prompt = params[index % len(params)]
-        sampling = shared.read_sampling(of_prompt, NAMES, vocab_size, DEFAULT_MAX_NEW_TOKENS, asked)
+        sampling = shared.read_sampling(of_prompt, NAMES, limits, DEFAULT_MAX_NEW_TOKENS, asked)
         if isinstance(content, list):
-            content = shared.read_token_ids(fields, name, content, vocab_size, sampling.max_tokens, check_length)
+            content = shared.read_token_ids(fields, limits, name, content, sampling.max_tokens)
         prompts.append(Prompt(content, sampling, of_prompt.boolean("skip_special_tokens", True)))
     call = Call(
         model=None,

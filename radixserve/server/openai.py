@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from radixserve.errors import ModelNotFoundError
 from radixserve.server.answering import answer
-from radixserve.server.call import Call, start_generation
+from radixserve.server.call import Call, limits_of, start_generation
 from radixserve.server.chat_call import parse_chat_call
 from radixserve.server.completion_call import parse_completion_call
 from radixserve.server.context import DEFAULT_MODEL_ALIAS, ServerContext
@@ -49,7 +49,7 @@ def openai_router(context: ServerContext) -> APIRouter:
     async def completions(http: HttpRequest) -> Response:
         started_at = time.monotonic()
         body = await read_object(http, context.config.max_body_bytes)
-        asked = parse_completion_call(body, context.engine.info.vocab_size, context.check_length)
+        asked = parse_completion_call(body, limits_of(context))
         call_id = f"cmpl-{uuid.uuid4().hex}"
         generation = await start_generation(context, asked.call, call_id, started_at)
         reply = CompletionReply(asked, generation, context.tokenizer, reply_id(asked.call, call_id), context.served_name)
@@ -59,7 +59,7 @@ def openai_router(context: ServerContext) -> APIRouter:
     async def chat_completions(http: HttpRequest) -> Response:
         started_at = time.monotonic()
         body = await read_object(http, context.config.max_body_bytes)
-        asked = parse_chat_call(body, context.engine.info.vocab_size, context.max_request_tokens)
+        asked = parse_chat_call(body, limits_of(context))
         asked = asked.with_prompt(await render(context.tokenizer.chat_template, asked.chat))
         call_id = f"chatcmpl-{uuid.uuid4().hex}"
         generation = await start_generation(context, asked.call, call_id, started_at)

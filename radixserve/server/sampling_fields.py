@@ -8,14 +8,23 @@ from radixserve.core import IntArray, Namespace, SamplingParams, token_array
 from radixserve.errors import InvalidRequestError
 from radixserve.server.fields import Fields
 
-MAX_N = 128
-MAX_CHOICES = 1024  # prompts times n of one call
-MAX_STOP_STRINGS = 64
-MAX_STOP_CHARS = 4096  # of one stop string: the detokenizer holds back that much text
 MAX_STOP_TOKENS = 1024
 MAX_BIASES = 1024
 MAX_PRIORITY = 2**31 - 1
 MAX_RID_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a call may ask for here."""
+
+    vocab_size: int
+    max_request_tokens: int  # prompt and output of one request
+    check_length: Callable[[int, int], None]  # (num_prompt_tokens, max_tokens); raises ContextLengthError
+    max_n: int = 128
+    max_choices: int = 1024  # prompts times n of one call
+    max_stop_strings: int = 64
+    max_stop_chars: int = 4096  # of one stop string: the detokenizer holds back that much text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +46,7 @@ class LogprobsAsked:
     prompt_start: int = 0
 
 
-def read_sampling(
-    fields: Fields, names: SamplingNames, vocab_size: int, default_max_tokens: int, logprobs: LogprobsAsked
-) -> SamplingParams:
+def read_sampling(fields: Fields, names: SamplingNames, limits: Limits, default_max_tokens: int, logprobs: LogprobsAsked) -> SamplingParams:
     """Raises InvalidRequestError under the protocol's own names."""
     defaults = SamplingParams()
     sampling = SamplingParams(
@@ -50,13 +57,13 @@ def read_sampling(
         top_k=fields.integer("top_k", defaults.top_k),
         min_p=fields.number("min_p", defaults.min_p),
         seed=fields.optional_integer(names.seed),
-        stop=_read_stop(fields),
-        stop_token_ids=_read_stop_token_ids(fields, vocab_size),
+        stop=_read_stop(fields, limits),
+        stop_token_ids=_read_stop_token_ids(fields, limits.vocab_size),
         ignore_eos=fields.boolean("ignore_eos"),
         frequency_penalty=fields.number("frequency_penalty", defaults.frequency_penalty),
         presence_penalty=fields.number("presence_penalty", defaults.presence_penalty),
         repetition_penalty=fields.number("repetition_penalty", defaults.repetition_penalty),
-        logit_bias=_read_logit_bias(fields, vocab_size),
+        logit_bias=_read_logit_bias(fields, limits.vocab_size),
         logprobs=logprobs.output,
         prompt_logprobs=logprobs.prompt,
         prompt_logprobs_start=logprobs.prompt_start,
@@ -67,16 +74,16 @@ def read_sampling(
         raise fields.renamed(error, names.of(error.param or "")) from None
 
 
-def read_n(fields: Fields) -> int:
+def read_n(fields: Fields, limits: Limits) -> int:
     n = fields.integer("n", 1)
-    if not 1 <= n <= MAX_N:
-        raise fields.wrong("n", f"an integer in [1, {MAX_N}]", n)
+    if not 1 <= n <= limits.max_n:
+        raise fields.wrong("n", f"an integer in [1, {limits.max_n}]", n)
     return n
 
 
-def check_num_choices(fields: Fields, name: str, num_prompts: int, n: int) -> None:
-    if num_prompts * n > MAX_CHOICES:
-        message = f"{name}: expected at most {MAX_CHOICES} choices in one call, got {num_prompts} prompts times n = {n}"
+def check_num_choices(fields: Fields, limits: Limits, name: str, num_prompts: int, n: int) -> None:
+    if num_prompts * n > limits.max_choices:
+        message = f"{name}: expected at most {limits.max_choices} choices in one call, got {num_prompts} prompts times n = {n}"
         raise InvalidRequestError(message, param=fields.path_of(name))
 
 
@@ -98,21 +105,20 @@ def check_rid(fields: Fields, name: str, rid: Any) -> str:
     return rid
 
 
-def read_token_ids(
-    fields: Fields, name: str, ids: list[Any], vocab_size: int, max_tokens: int, check_length: Callable[[int, int], None]
-) -> IntArray:
-    """check_length(num_prompt_tokens, max_tokens) is asked before the ids are looked at: a list may be very long."""
-    check_length(len(ids), max_tokens)
+def read_token_ids(fields: Fields, limits: Limits, name: str, ids: list[Any], max_tokens: int) -> IntArray:
+    """The length is checked before the ids are looked at: a list may be very long."""
+    limits.check_length(len(ids), max_tokens)
     try:
-        return token_array(ids, vocab_size)
+        return token_array(ids, limits.vocab_size)
     except InvalidRequestError as error:
         raise fields.renamed(error, name) from None
 
 
-def _read_stop(fields: Fields) -> tuple[str, ...]:
+def _read_stop(fields: Fields, limits: Limits) -> tuple[str, ...]:
     stop = fields.strings("stop")
-    if len(stop) > MAX_STOP_STRINGS or any(len(text) > MAX_STOP_CHARS for text in stop):
-        raise fields.wrong("stop", f"at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_CHARS} characters", list(stop))
+    if len(stop) > limits.max_stop_strings or any(len(text) > limits.max_stop_chars for text in stop):
+        expected = f"at most {limits.max_stop_strings} strings of at most {limits.max_stop_chars} characters"
+        raise fields.wrong("stop", expected, list(stop))
     return stop
 
 

@@ -13,7 +13,8 @@ from radixserve.server.context import ServerContext
 from radixserve.server.fields import Fields, read_object
 from radixserve.server.messages import read_chat, render
 from radixserve.server.replies import json_reply
-from radixserve.server.sampling_fields import MAX_CHOICES
+
+MAX_TEXTS = 1024  # of one call
 
 
 def tokenizing_router(context: ServerContext) -> APIRouter:
@@ -71,8 +72,8 @@ async def _read_texts(fields: Fields, context: ServerContext) -> tuple[list[str]
     if messages is not None:
         return [await render(context.tokenizer.chat_template, read_chat(fields))], False, adds_special
     texts = list(fields.strings("prompt"))
-    if not texts or len(texts) > MAX_CHOICES:
-        raise fields.wrong("prompt", f"a string or a list of 1 to {MAX_CHOICES} strings", prompt)
+    if not texts or len(texts) > MAX_TEXTS:
+        raise fields.wrong("prompt", f"a string or a list of 1 to {MAX_TEXTS} strings", prompt)
     return texts, isinstance(prompt, list), adds_special
 
 
@@ -82,8 +83,8 @@ def _read_tokens(fields: Fields, vocab_size: int) -> tuple[list[list[int]], bool
         raise fields.wrong("tokens", "a list of token ids, or a list of lists of token ids", tokens)
     is_list = bool(tokens) and isinstance(tokens[0], list)
     lists = tokens if is_list else [tokens]
-    if len(lists) > MAX_CHOICES or not all(isinstance(item, list) for item in lists):
-        raise fields.wrong("tokens", f"a list of token ids, or 1 to {MAX_CHOICES} of them", tokens)
+    if len(lists) > MAX_TEXTS or not all(isinstance(item, list) for item in lists):
+        raise fields.wrong("tokens", f"a list of token ids, or 1 to {MAX_TEXTS} of them", tokens)
     try:
         return [list(token_array(ids, vocab_size)) if ids else [] for ids in lists], is_list
     except InvalidRequestError as error:

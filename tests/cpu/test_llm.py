@@ -234,9 +234,7 @@ def test_what_is_no_namespace_is_refused(llm: LLM, namespace: Any) -> None:
         llm.generate("a", GREEDY, namespace=namespace)
 
 
-@pytest.mark.parametrize(
-    ("param", "fields"), [("adapter", {"namespace": Namespace(adapter="a")})]
-)
+@pytest.mark.parametrize(("param", "fields"), [("adapter", {"namespace": Namespace(adapter="a")})])
 def test_what_is_not_built_is_refused_by_name(llm: LLM, param: str, fields: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFieldError, match=param) as refused:
         llm.engine.add(Request("r", array("i", [5]), **fields))

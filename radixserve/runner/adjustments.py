@@ -34,7 +34,7 @@ class LogitAdjustments:
         self._biases = [np.zeros(0, dtype=np.float32)] * num_slots
         self._stop_ids = [np.zeros(0, dtype=np.int64)] * num_slots
         self._num_in_output: torch.Tensor | None = None  # [num_slots, vocab_size] int32
-        self._is_in_prompt: torch.Tensor | None = None  # [num_slots, vocab_size] bool
+        self._is_known: torch.Tensor | None = None  # [num_slots, vocab_size] bool: in prompt or output
 
     def put(self, slot: int, request: Request, output_ids: IntArray) -> None:
         """Take over a request; output_ids are what it has generated before, if it resumes."""
@@ -50,11 +50,10 @@ class LogitAdjustments:
             self._bias_ids[slot] = np.array([token_id for token_id, _ in sampling.logit_bias], dtype=np.int64)
             self._biases[slot] = np.array([bias for _, bias in sampling.logit_bias], dtype=np.float32)
             self._check_ids("logit_bias", slot, self._bias_ids[slot])
-        self._min_tokens[slot] = sampling.min_tokens
-        if sampling.min_tokens:
-            stop_ids = sampling.stop_token_ids if sampling.ignore_eos else (*sampling.stop_token_ids, *self._eos_token_ids)
-            # an id beyond the vocabulary is never drawn anyway
-            self._stop_ids[slot] = np.array([token_id for token_id in stop_ids if token_id < self._vocab_size], dtype=np.int64)
+        stop_ids = sampling.stop_token_ids if sampling.ignore_eos else (*sampling.stop_token_ids, *self._eos_token_ids)
+        # an id beyond the vocabulary is never drawn anyway
+        self._stop_ids[slot] = np.array([token_id for token_id in stop_ids if token_id < self._vocab_size], dtype=np.int64)
+        self._min_tokens[slot] = sampling.min_tokens if len(self._stop_ids[slot]) else 0
 
     def clear(self, slot: int) -> None:
         self._has_penalty[slot] = self._has_bias[slot] = False
@@ -69,8 +68,7 @@ class LogitAdjustments:
             return logits
         logits = logits.clone()
         if len(penalised):
-            index = self._to_device(penalised)
-            logits.index_copy_(0, index, self._penalise(logits.index_select(0, index), slots[penalised]))
+            self._penalise(logits, penalised, slots[penalised])
         if len(biased):
             row_slots = slots[biased]
             biases = self._to_device(np.concatenate([self._biases[slot] for slot in row_slots]))
@@ -84,33 +82,36 @@ class LogitAdjustments:
         """Count tokens [n] just drawn in `slots` (each at most once)."""
         penalised = np.flatnonzero(self._has_penalty[slots])
         if len(penalised):
-            assert self._num_in_output is not None
-            drawn = token_ids.index_select(0, self._to_device(penalised))
-            self._num_in_output[self._to_device(slots[penalised]), drawn] += 1
+            assert self._num_in_output is not None and self._is_known is not None
+            places = self._to_device(slots[penalised]), token_ids.index_select(0, self._to_device(penalised))
+            self._num_in_output[places] += 1
+            self._is_known[places] = True
 
     def _count(self, slot: int, prompt_ids: IntArray, output_ids: IntArray) -> None:
-        if self._num_in_output is None or self._is_in_prompt is None:
+        if self._num_in_output is None or self._is_known is None:
             shape = len(self._has_penalty), self._vocab_size
             self._num_in_output = torch.zeros(shape, dtype=torch.int32, device=self._device)
-            self._is_in_prompt = torch.zeros(shape, dtype=torch.bool, device=self._device)
+            self._is_known = torch.zeros(shape, dtype=torch.bool, device=self._device)
         prompt, output = np.asarray(prompt_ids, dtype=np.int64), np.asarray(output_ids, dtype=np.int64)
         self._check_ids("prompt", slot, prompt)
         self._check_ids("output", slot, output)
         # also what wipes the counts of the slot's last request
         self._num_in_output[slot] = self._to_device(np.bincount(output, minlength=self._vocab_size).astype(np.int32))
-        self._is_in_prompt[slot] = self._to_device(np.bincount(prompt, minlength=self._vocab_size) > 0)
+        self._is_known[slot] = self._to_device(np.bincount(np.concatenate([prompt, output]), minlength=self._vocab_size) > 0)
 
-    def _penalise(self, logits: torch.Tensor, slots: npt.NDArray[np.int64]) -> torch.Tensor:
-        assert self._num_in_output is not None and self._is_in_prompt is not None
-        index = self._to_device(slots)
-        num_in_output = self._num_in_output.index_select(0, index)
-        is_in_output = num_in_output > 0
-        is_known = is_in_output | self._is_in_prompt.index_select(0, index)
+    def _penalise(self, logits: torch.Tensor, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64]) -> None:
+        """Change `rows` of logits [n, vocab_size] in place; only the tokens known there, which are few beside a vocabulary, are touched."""
+        assert self._num_in_output is not None and self._is_known is not None
+        slot_index = self._to_device(slots)
+        which, token_ids = self._is_known.index_select(0, slot_index).nonzero(as_tuple=True)
+        places = self._to_device(rows)[which], token_ids
         repetition, frequency, presence = (
-            self._to_device(by_slot[slots])[:, None] for by_slot in (self._repetition, self._frequency, self._presence)
+            self._to_device(by_slot[slots])[which] for by_slot in (self._repetition, self._frequency, self._presence)
         )
-        logits = torch.where(is_known, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
-        return logits - frequency * num_in_output - presence * is_in_output
+        num_in_output = self._num_in_output[slot_index[which], token_ids]
+        known = logits[places]
+        known = torch.where(known > 0, known / repetition, known * repetition)
+        logits[places] = known - frequency * num_in_output - presence * (num_in_output > 0)
 
     def _places(self, rows: npt.NDArray[np.int64], ids: Sequence[npt.NDArray[np.int64]]) -> tuple[torch.Tensor, torch.Tensor]:
         """(row, token id) of every id, flat."""

@@ -92,6 +92,8 @@ def test_nobody_asked_costs_nothing() -> None:
     logits = torch.zeros(1, SIZE)
     assert apply(adjustments, logits, [0], [2]) is logits
     assert apply(adjustments, logits, [0], [1]) is not logits
+    adjustments.put(1, request(SamplingParams(min_tokens=9, ignore_eos=True, stop_token_ids=(SIZE,)), [1]), array("i"))
+    assert apply(adjustments, logits, [1], [1]) is logits
     adjustments.record(np.array([0]), torch.tensor([3]))
     assert adjustments._num_in_output is None
 

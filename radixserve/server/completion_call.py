@@ -5,15 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from radixserve.config import ServerConfig
 from radixserve.core import IntArray, Namespace, SamplingParams, token_array
 from radixserve.errors import InvalidRequestError, UnsupportedFieldError
 from radixserve.server.fields import Fields, show
 from radixserve.server.known_fields import refuse_unsupported
-
-MAX_N = 128
-MAX_CHOICES = 1024  # prompts times n of one call
-MAX_STOP_STRINGS = 64
-MAX_STOP_CHARS = 4096  # of one stop string: the detokenizer holds back that much text
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +27,20 @@ class CompletionCall:
     ignored: tuple[str, ...]  # fields that no protocol knows
 
 
-def parse_completion_call(body: dict[str, Any], vocab_size: int, check_length: Callable[[int, int], None]) -> CompletionCall:
+def parse_completion_call(
+    body: dict[str, Any], vocab_size: int, check_length: Callable[[int, int], None], limits: ServerConfig
+) -> CompletionCall:
     """Raises InvalidRequestError or UnsupportedFieldError, with the field as param.
 
     check_length(num_prompt_tokens, max_tokens) raises ContextLengthError; it is asked before a list of token ids is looked at.
     """
     fields = Fields(body)
     n = fields.integer("n", 1)
-    if not 1 <= n <= MAX_N:
-        raise fields.wrong("n", f"an integer in [1, {MAX_N}]", n)
+    if not 1 <= n <= limits.max_n:
+        raise fields.wrong("n", f"an integer in [1, {limits.max_n}]", n)
     _check_best_of(fields, n)
-    sampling = _parse_sampling(fields)
-    prompts = _parse_prompts(fields, n)
+    sampling = _parse_sampling(fields, limits)
+    prompts = _parse_prompts(fields, n, limits.max_choices)
     stream_options = fields.object("stream_options")
     call = CompletionCall(
         model=fields.string("model") or None,
@@ -63,11 +61,12 @@ def parse_completion_call(body: dict[str, Any], vocab_size: int, check_length: C
     return dataclasses.replace(call, ignored=ignored)
 
 
-def _parse_sampling(fields: Fields) -> SamplingParams:
+def _parse_sampling(fields: Fields, limits: ServerConfig) -> SamplingParams:
     defaults = SamplingParams()
     stop = fields.strings("stop")
-    if len(stop) > MAX_STOP_STRINGS or any(len(text) > MAX_STOP_CHARS for text in stop):
-        raise fields.wrong("stop", f"at most {MAX_STOP_STRINGS} strings of at most {MAX_STOP_CHARS} characters", list(stop))
+    if len(stop) > limits.max_stop_strings or any(len(text) > limits.max_stop_chars for text in stop):
+        expected = f"at most {limits.max_stop_strings} strings of at most {limits.max_stop_chars} characters"
+        raise fields.wrong("stop", expected, list(stop))
     return SamplingParams(
         max_tokens=fields.integer("max_tokens", defaults.max_tokens),
         temperature=fields.number("temperature", defaults.temperature),
@@ -86,7 +85,7 @@ def _check_best_of(fields: Fields, n: int) -> None:
         raise UnsupportedFieldError(f"best_of is not supported by this server (accepted: null or n), got {show(best_of)}", param="best_of")
 
 
-def _parse_prompts(fields: Fields, n: int) -> list[str] | list[list[Any]]:
+def _parse_prompts(fields: Fields, n: int, max_choices: int) -> list[str] | list[list[Any]]:
     """A string, a list of strings, a list of token ids, or a list of lists of token ids; the ids are not looked at yet."""
     prompt = fields.raw("prompt")
     expected = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
@@ -99,8 +98,8 @@ def _parse_prompts(fields: Fields, n: int) -> list[str] | list[list[Any]]:
     kind = type(prompt[0])
     if kind not in (str, list):
         return [prompt]
-    if len(prompt) * n > MAX_CHOICES:
-        message = f"prompt: expected at most {MAX_CHOICES} choices in one call, got {len(prompt)} prompts times n = {n}"
+    if len(prompt) * n > max_choices:
+        message = f"prompt: expected at most {max_choices} choices in one call, got {len(prompt)} prompts times n = {n}"
         raise InvalidRequestError(message, param="prompt")
     if not all(type(item) is kind for item in prompt):
         raise fields.wrong("prompt", expected, prompt)

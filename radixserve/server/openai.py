@@ -58,7 +58,7 @@ def openai_router(context: ServerContext) -> APIRouter:
     async def completions(http: HttpRequest) -> Response:
         started_at = time.monotonic()
         body = await read_object(http, context.config.max_body_bytes)
-        call = parse_completion_call(body, context.engine.info.vocab_size, context.check_length)
+        call = parse_completion_call(body, context.engine.info.vocab_size, context.check_length, context.config)
         context.check_model(call.model)
         completion_id = f"cmpl-{uuid.uuid4().hex}"
         requests = await _make_requests(context, call, completion_id)
@@ -100,7 +100,10 @@ async def _encode_all(context: ServerContext, prompts: Sequence[str | IntArray])
     def encode_all() -> list[IntArray]:
         return [array("i", context.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt for prompt in prompts]
 
-    num_chars = sum(len(prompt) for prompt in prompts if isinstance(prompt, str))
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    for text in texts:
+        context.check_text(text)
+    num_chars = sum(map(len, texts))
     encoded = encode_all() if num_chars < _LONG_TEXT_CHARS else await asyncio.to_thread(encode_all)
     if not all(encoded):
         raise InvalidRequestError("prompt: expected at least one token, got an empty string", param="prompt")

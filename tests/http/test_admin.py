@@ -48,6 +48,7 @@ async def test_metrics_count_tokens_once_and_by_the_engines_figures(served: Serv
 
 
 async def test_unknown_paths_make_no_new_series(served: Served) -> None:
+    await served.http.get("/random")
     before = (await scrape(served)).keys()
     for number in range(50):
         await served.http.get(f"/random/{number}")

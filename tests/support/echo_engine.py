@@ -110,6 +110,8 @@ class EchoEngine:
             self._stats.aborted_total += running.end is FinishReason.ABORT
             count = running.num_tokens if running.cut_at is None else running.cut_at
             return RequestOutput(request.request_id, (), len(prompt), running.num_cached, count, running.end)
+        if request.sampling.max_tokens == 0:
+            return RequestOutput(request.request_id, (), len(prompt), running.num_cached, 0, FinishReason.LENGTH)
         token_id = prompt[running.num_tokens % len(prompt)]
         running.num_tokens += 1
         self._stats.generation_tokens_total += 1

@@ -81,6 +81,7 @@ class Generation:
         if news.finish_reason is None:
             return ChoiceDelta(index, news.text, None)
         self._latency.observe_end(time.monotonic() - self._started_at)
+        self._latency.observe_lens(choice.num_prompt_tokens, choice.num_tokens)
         return ChoiceDelta(index, news.text, news.finish_reason.value)
 
     def _observe(self, choice: _Choice, output: RequestOutput) -> None:

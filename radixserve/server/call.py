@@ -51,7 +51,16 @@ class Call:
 
 
 def limits_of(context: ServerContext) -> Limits:
-    return Limits(context.engine.info.vocab_size, context.max_request_tokens, context.check_length)
+    config = context.config
+    return Limits(
+        vocab_size=context.engine.info.vocab_size,
+        max_request_tokens=context.max_request_tokens,
+        check_length=context.check_length,
+        max_n=config.max_n,
+        max_choices=config.max_choices,
+        max_stop_strings=config.max_stop_strings,
+        max_stop_chars=config.max_stop_chars,
+    )
 
 
 async def start_generation(context: ServerContext, call: Call, call_id: str, started_at: float) -> Generation:
@@ -72,8 +81,9 @@ async def _make_requests(context: ServerContext, call: Call, call_id: str) -> li
     samplings = [_fitted(context, call, prompt.sampling, len(ids)) for prompt, ids in zip(call.prompts, encoded)]
     seeds = [_concrete_seed(sampling) for sampling in samplings]  # the n choices of a prompt differ by their choice index
     ids_of_prompts = [f"{name}-{call_id}" for name in call.ids] or [call_id] * len(encoded)
+    priority = context.client_priority(call.priority)
     return [
-        Request(f"{ids_of_prompts[i]}-{i * call.n + k}", prompt_ids, samplings[i], seeds[i], k, call.namespace, call.priority)
+        Request(f"{ids_of_prompts[i]}-{i * call.n + k}", prompt_ids, samplings[i], seeds[i], k, call.namespace, priority)
         for i, prompt_ids in enumerate(encoded)
         for k in range(call.n)
     ]
@@ -97,7 +107,10 @@ async def _encode_all(context: ServerContext, prompts: Sequence[Prompt]) -> list
             return prompt.content
         return array("i", context.tokenizer.encode(prompt.content, add_special_tokens=prompt.add_special_tokens))
 
-    num_chars = sum(len(prompt.content) for prompt in prompts if isinstance(prompt.content, str))
+    texts = [prompt.content for prompt in prompts if isinstance(prompt.content, str)]
+    for text in texts:
+        context.check_text(text)
+    num_chars = sum(map(len, texts))
     encoded = await off_loop_if_long(num_chars, lambda: [encode(prompt) for prompt in prompts])
     if not all(encoded):
         raise InvalidRequestError("prompt: expected at least one token, got an empty string", param="prompt")

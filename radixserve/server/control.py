@@ -23,8 +23,8 @@ _PROBE_PREFIX = "HEALTH_CHECK"
 def control_router(context: ServerContext) -> APIRouter:
     router = APIRouter()
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
-    @router.head("/ready")
     async def ready() -> Response:
         _require_ready(context)
         return json_reply({"status": "ready"})

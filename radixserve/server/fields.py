@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from starlette.requests import Request as HttpRequest
 
-from radixserve.errors import InvalidRequestError, RequestTooLargeError
+from radixserve.errors import InvalidRequestError, RequestTooLargeError, UnsupportedEncodingError
 
 _MAX_SHOWN_CHARS = 60
 
@@ -143,7 +143,13 @@ class Fields:
 
 
 async def read_object(request: HttpRequest, max_bytes: int) -> dict[str, Any]:
-    """The body as a JSON object, whatever its content type says (curl -d says form). Raises InvalidRequestError, RequestTooLargeError."""
+    """The body as a JSON object, whatever its content type says (curl -d says form).
+
+    Raises InvalidRequestError, RequestTooLargeError, UnsupportedEncodingError.
+    """
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedEncodingError(f"content-encoding: expected an uncompressed body, got {show(encoding)}")
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > max_bytes:
         raise RequestTooLargeError(f"the body may have at most {max_bytes} bytes, got {declared}")

@@ -150,6 +150,7 @@ class Generation:
             self._group.finish(index, news.num_tokens)
         if news.finish_reason is not None:
             self._latency.observe_end(time.monotonic() - self.started_at)
+            self._latency.observe_lens(choice.num_prompt_tokens, choice.num_tokens)
         return news
 
     def _observe(self, choice: _Choice, output: RequestOutput) -> None:

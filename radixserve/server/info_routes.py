@@ -51,7 +51,7 @@ def info_router(context: ServerContext) -> APIRouter:
 
 
 def routes_of(app: FastAPI) -> list[str]:
-    """One line per path, as "GET|HEAD /health"."""
+    """One line per path, as "POST|PUT /generate"."""
     paths: dict[str, dict[str, Any]] = app.openapi()["paths"]
     return [f"{'|'.join(method.upper() for method in sorted(methods))} {path}" for path, methods in sorted(paths.items())]
 

@@ -21,10 +21,10 @@ class Limits:
     vocab_size: int
     max_request_tokens: int  # prompt and output of one request
     check_length: Callable[[int, int], None]  # (num_prompt_tokens, max_tokens); raises ContextLengthError
-    max_n: int = 128
-    max_choices: int = 1024  # prompts times n of one call
-    max_stop_strings: int = 64
-    max_stop_chars: int = 4096  # of one stop string: the detokenizer holds back that much text
+    max_n: int
+    max_choices: int  # prompts times n of one call
+    max_stop_strings: int
+    max_stop_chars: int  # of one stop string: the detokenizer holds back that much text
 
 
 @dataclass(frozen=True, slots=True)

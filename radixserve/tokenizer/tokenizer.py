@@ -32,7 +32,9 @@ class Tokenizer:
         self._scheme = _byte_scheme(backend)
         self._special_ids = frozenset(token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special)
         self._bytes_by_id: dict[int, bytes] = {}
-        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.max_token_chars: int = max(map(len, vocabulary), default=0)  # a text of n characters has at least n / max_token_chars tokens
         self.bos_token, self.eos_token, self.pad_token = bos_token, eos_token, pad_token
         self.chat_template = chat_template  # None: the model has none
         self.bos_token_id: int | None = None if bos_token is None else backend.token_to_id(bos_token)

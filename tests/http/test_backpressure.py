@@ -49,7 +49,7 @@ async def test_a_client_that_does_not_read_holds_little_and_slows_nobody(live: L
             body = {"prompt": "abc", "max_tokens": 500, "stream": True}
             async with http.stream("POST", "/v1/completions", json=body) as reply:
                 last_at = time.monotonic()
-                async for _ in reply.aiter_lines():
+                async for line in reply.aiter_lines():  # noqa: B007
                     gaps.append(time.monotonic() - last_at)
                     last_at = time.monotonic()
                     assert buffered_bytes(live) < 200_000

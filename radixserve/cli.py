@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 import sys
 import types
 import typing
@@ -56,13 +57,23 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
             continue
         names = [flag_of(spec.name)] + (["--model"] if spec.name == "model_path" else [])
         text = spec.metadata["help"].replace("%", "%%")
-        if spec.default is not None and spec.default is not False and "default" not in text:
+        if spec.default is not None and spec.default is not False and spec.default != () and "default" not in text:
             text += f" (default: {spec.default})"
         if hints[spec.name] is bool:
             group.add_argument(*names, action="store_true", default=argparse.SUPPRESS, help=text)
+        elif typing.get_origin(hints[spec.name]) is tuple:
+            group.add_argument(*names, action=_Extend, default=argparse.SUPPRESS, help=text)
         else:
             choices = spec.metadata["choices"] or None
             group.add_argument(*names, type=_base_type(hints[spec.name]), default=argparse.SUPPRESS, choices=choices, help=text)
+
+
+class _Extend(argparse.Action):
+    """A flag that may be repeated, each time with one value or several separated by commas."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None) -> None:
+        more = tuple(part.strip() for part in values.split(",") if part.strip())
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest, ()), *more))
 
 
 def _base_type(hint: Any) -> Any:
@@ -85,9 +96,10 @@ def engine_config_from(args: argparse.Namespace) -> EngineConfig:
 
 
 def _serve(args: argparse.Namespace) -> int:
+    from radixserve.server.access import with_keys_of
     from radixserve.server.serve import run_server
 
-    return run_server(engine_config_from(args), config_from(args, ServerConfig))
+    return run_server(engine_config_from(args), with_keys_of(os.environ, config_from(args, ServerConfig)))
 
 
 def _generate(args: argparse.Namespace) -> int:

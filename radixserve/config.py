@@ -5,6 +5,7 @@ a new config in which nothing is None.
 """
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Sequence
@@ -14,9 +15,18 @@ from typing import Any
 from radixserve.errors import ConfigError, shown
 
 
-def option(default: Any, help: str, *, choices: Sequence[str] = (), low: float | None = None, high: float | None = None) -> Any:
-    """A config field: its default, one sentence of help, and the values it may take."""
-    return field(default=default, metadata={"help": help, "choices": tuple(choices), "low": low, "high": high})
+def option(
+    default: Any,
+    help: str,
+    *,
+    choices: Sequence[str] = (),
+    low: float | None = None,
+    high: float | None = None,
+    is_secret: bool = False,
+) -> Any:
+    """A config field: its default, one sentence of help, and the values it may take. A secret is in no repr."""
+    metadata = {"help": help, "choices": tuple(choices), "low": low, "high": high, "is_secret": is_secret}
+    return field(default=default, repr=not is_secret, metadata=metadata)
 
 
 def flag_of(name: str) -> str:
@@ -46,8 +56,12 @@ _TYPE_NAMES = {int: "an integer", float: "a number", bool: "True or False", str:
 
 def _check_type(name: str, hint: Any, value: Any) -> None:
     """`hint` is the field's annotation: a type, or several joined by |. An integer will do for a float; a bool is no integer here."""
-    kinds = typing.get_args(hint) or (hint,)
     given = type(value)
+    if typing.get_origin(hint) is tuple:
+        if given is not tuple or not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"{flag_of(name)}: expected a tuple of strings, got {shown(value)}")
+        return
+    kinds = typing.get_args(hint) or (hint,)
     if given not in kinds and not (given is int and float in kinds) and not (given is not bool and isinstance(value, kinds)):
         expected = " or ".join(_TYPE_NAMES.get(kind, kind.__name__) for kind in kinds)
         raise ConfigError(f"{flag_of(name)}: expected {expected}, got {shown(value)}")
@@ -111,5 +125,31 @@ class ServerConfig(_Checked):
     port: int = option(30000, "port to listen on; 0 takes a free one", low=0, high=65535)
     served_model_name: str | None = option(None, "name in /v1/models (default: the model's own)")
     drain_timeout_s: float = option(30.0, "on SIGTERM, let running requests finish for so long before cutting them", low=0)
+    api_key: str | None = option(None, "key that every route but /health and /ready asks for (or RADIXSERVE_API_KEY)", is_secret=True)
+    admin_api_key: str | None = option(
+        None, "key that flush, abort and other admin routes ask for instead (or RADIXSERVE_ADMIN_API_KEY)", is_secret=True
+    )
+    cors_allow_origin: tuple[str, ...] = option((), "origin whose pages may call this server, or *; repeat it or separate by commas")
+    accept_any_model: bool = option(False, "serve a request whatever model it names, instead of a 404")
+    max_client_priority: int = option(
+        0, "a request's priority above this is lowered to it; below, it counts as sent", low=0, high=2**31 - 1
+    )
     max_body_bytes: int = option(32 * 2**20, "refuse request bodies above this size", low=1024)
+    max_n: int = option(128, "refuse a larger n", low=1)
+    max_choices: int = option(1024, "refuse calls with more prompts times n", low=1)
+    max_stop_strings: int = option(64, "refuse more stop strings than this", low=0)
+    max_stop_chars: int = option(4096, "refuse longer stop strings: so much text is held back at the end of a stream", low=1)
+    stall_timeout_s: float = option(60.0, "/health turns red when the engine has work and moves nothing for so long", low=0.1)
     log_level: str = option("info", "what to print", choices=("debug", "info", "warning", "error"))
+
+    def __post_init__(self) -> None:
+        _Checked.__post_init__(self)
+        for name in ("api_key", "admin_api_key"):
+            key = getattr(self, name)
+            if key is not None and (not key or not key.isascii() or not key.isprintable() or " " in key):
+                raise ConfigError(f"{flag_of(name)}: expected printable ASCII characters without blanks")
+        if self.api_key is not None and self.api_key == self.admin_api_key:
+            raise ConfigError("--admin-api-key: expected another key than --api-key")
+        for origin in self.cors_allow_origin:
+            if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+                raise ConfigError(f"--cors-allow-origin: expected * or an origin like https://example.org, got {shown(origin)}")

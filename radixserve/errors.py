@@ -4,6 +4,7 @@ RadixServeError
 ├── UserError                     the caller's input; never ends the server
 │   ├── InvalidRequestError       400 invalid_request_error / invalid_value
 │   │   ├── UnsupportedFieldError 400 invalid_request_error / unsupported_parameter
+│   │   ├── UnsupportedEncodingError 415 invalid_request_error / unsupported_encoding
 │   │   ├── RequestTooLargeError  413 invalid_request_error / request_too_large
 │   │   └── ContextLengthError    400 invalid_request_error / context_length_exceeded
 │   ├── UnauthorizedError         401 invalid_request_error / invalid_api_key
@@ -13,6 +14,7 @@ RadixServeError
 ├── RequestAbortedError           499 server_error / request_aborted
 ├── UnavailableError              503 server_error / unavailable
 │   ├── EngineDeadError           503 server_error / engine_dead
+│   ├── EngineStalledError        503 server_error / engine_stalled
 │   ├── RequestTimeoutError       503 server_error / request_timeout
 │   └── ShuttingDownError         503 server_error / shutting_down
 ├── ConfigError                   a flag or a combination of flags
@@ -57,6 +59,13 @@ class UnsupportedFieldError(InvalidRequestError):
     """A field that we know and cannot do yet, set to something that would change the answer."""
 
     code = "unsupported_parameter"
+
+
+class UnsupportedEncodingError(InvalidRequestError):
+    """The body is compressed."""
+
+    http_status = 415
+    code = "unsupported_encoding"
 
 
 class RequestTooLargeError(InvalidRequestError):
@@ -133,6 +142,12 @@ class EngineDeadError(UnavailableError):
     """The engine process ended while the request was waiting or running."""
 
     code = "engine_dead"
+
+
+class EngineStalledError(UnavailableError):
+    """The engine has work and has moved nothing of it for too long."""
+
+    code = "engine_stalled"
 
 
 class RequestTimeoutError(UnavailableError):

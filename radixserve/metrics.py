@@ -64,6 +64,11 @@ class EngineStats:
         used = self.locked_tokens + self.private_tokens
         return used / self.pool_tokens if self.pool_tokens else 0.0
 
+    @property
+    def cache_hit_rate(self) -> float:
+        """Share of all prompt tokens so far that was re-used. For a window, divide the growth of the two counters."""
+        return self.cached_tokens_total / self.prompt_tokens_total if self.prompt_tokens_total else 0.0
+
 
 _COUNTERS = tuple(spec.name for spec in dataclasses.fields(EngineStats) if spec.name.endswith(("_total", "_seconds")))
 

@@ -14,6 +14,7 @@ from radixserve.core import Request
 from radixserve.engine import wire
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.link import EngineLink, ProcessLink
+from radixserve.engine.progress import Progress
 from radixserve.engine.streams import RequestStream
 from radixserve.errors import EngineDeadError, RadixServeError
 from radixserve.metrics import EngineStats
@@ -24,6 +25,7 @@ MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
 STOP_TIMEOUT_S = 2.0
 FLUSH_RETRY_INTERVAL_S = 0.02
+WATCH_INTERVAL_S = 1.0  # an engine that has work and was silent for so long is asked for its figures
 
 
 class AsyncEngine:
@@ -46,6 +48,8 @@ class AsyncEngine:
         self._last_stats = EngineStats()
         self._stats_of_the_dead = EngineStats()  # the counters of all engines before this one
         self._supervisor: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._progress = Progress()
         self.num_restarts = 0
 
     @classmethod
@@ -64,6 +68,7 @@ class AsyncEngine:
         engine = cls(config, log_level, make_link, max_restarts)
         await engine._open_link()
         engine._supervisor = asyncio.create_task(engine._supervise(), name="engine-supervisor")
+        engine._watcher = asyncio.create_task(engine._watch(), name="engine-watcher")
         return engine
 
     @property
@@ -80,6 +85,16 @@ class AsyncEngine:
         """Gauges of the living engine, 0 without one; counters over all engines so far: they never fall."""
         return self._last_stats
 
+    @property
+    def num_tokens_without_news(self) -> int:
+        """Prompt tokens of all requests that nothing was heard of yet."""
+        return sum(stream.num_prompt_tokens for stream in self._streams.values() if not stream.has_news)
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds since the engine last moved anything, while it has work; 0 without work. Accurate to about WATCH_INTERVAL_S."""
+        return self._progress.silent_s(time.monotonic()) if self._streams else 0.0
+
     def submit(self, request: Request) -> RequestStream:
         """Hand a request over. Its stream always ends in one final output, also when the engine dies.
 
@@ -88,6 +103,8 @@ class AsyncEngine:
         self._require_alive()
         if request.request_id in self._streams:
             raise ValueError(f"request id {request.request_id!r} is already in use")
+        if not self._streams:
+            self._progress.note_move(time.monotonic())
         stream = RequestStream(request, self._abandon, self._abandon_finished)
         self._streams[request.request_id] = stream
         self._send(wire.Add(request))
@@ -97,6 +114,13 @@ class AsyncEngine:
         """Ask for an end with reason abort; the stream still gets its final output. An unknown id is ignored."""
         if request_id in self._streams and self._is_alive:
             self._send(wire.Abort(request_id))
+
+    def abort_matching(self, prefix: str) -> int:
+        """Abort every request whose id begins with `prefix` ("" for all); returns how many there were."""
+        request_ids = [request_id for request_id in self._streams if request_id.startswith(prefix)]
+        for request_id in request_ids:
+            self.abort(request_id)
+        return len(request_ids)
 
     def finish(self, request_id: str, num_output_tokens: int) -> None:
         """Ask for an end with reason stop after num_output_tokens tokens. An unknown id is ignored."""
@@ -136,9 +160,10 @@ class AsyncEngine:
     async def stop(self) -> None:
         """End the engine process and every stream; no restart follows."""
         self._is_stopping = True
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
+        tasks = [task for task in (self._supervisor, self._watcher) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._mark_dead(EngineDeadError("the server stopped its engine"))
         await self._close_link(STOP_TIMEOUT_S)
 
@@ -166,6 +191,7 @@ class AsyncEngine:
             await self._close_link(0.0)
             raise
         self._info = message.info
+        self._progress.note_move(time.monotonic())
         self._is_alive = True
 
     async def _supervise(self) -> None:
@@ -177,6 +203,12 @@ class AsyncEngine:
             logger.exception("engine: its supervisor failed; giving up")
             self._mark_dead(EngineDeadError("the engine is not running"))
         self._given_up.set()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            if self._is_alive and self.stalled_s >= WATCH_INTERVAL_S:
+                await self.stats(WATCH_INTERVAL_S)
 
     async def _replace_the_dead(self) -> None:
         while True:
@@ -198,6 +230,7 @@ class AsyncEngine:
         while True:
             match await link.receive():
                 case wire.Outputs(outputs):
+                    self._progress.note_move(time.monotonic())
                     for output in outputs:
                         stream = self._streams.get(output.request_id)
                         if stream is not None:
@@ -207,6 +240,7 @@ class AsyncEngine:
                 case wire.Flushed() | wire.Stats() as answer:
                     if isinstance(answer, wire.Stats):
                         self._last_stats = answer.stats.plus_counters_of(self._stats_of_the_dead)
+                        self._progress.note_stats(answer.stats, time.monotonic())
                     waiter = self._answers.pop(answer.ticket, None)
                     if waiter is not None and not waiter.done():
                         waiter.set_result(answer)

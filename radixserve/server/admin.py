@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from radixserve.core import RequestError
-from radixserve.errors import EngineDeadError, InvalidRequestError, ShuttingDownError
+from radixserve.errors import EngineDeadError, EngineStalledError, InvalidRequestError, ShuttingDownError
 from radixserve.server.context import ServerContext
 from radixserve.server.replies import error_reply, json_reply
 from radixserve.server.stream import until_gone
@@ -22,15 +22,19 @@ _METRICS_TIMEOUT_S = 1.0  # in a longer step the last snapshot is served
 def admin_router(context: ServerContext) -> APIRouter:
     router = APIRouter()
 
-    @router.api_route("/health", methods=["GET", "HEAD"])
+    @router.head("/health", include_in_schema=False)
+    @router.get("/health")
     async def health() -> Response:
         """Answers from what is known here; never waits for the engine."""
         if not context.gate.is_open:
             raise ShuttingDownError("the server is shutting down")
         if not context.engine.is_alive:
             raise EngineDeadError("the engine is not running")
+        if context.engine.stalled_s >= context.config.stall_timeout_s:
+            raise EngineStalledError(f"the engine has work and has moved nothing for {context.engine.stalled_s:.0f} s")
         return json_reply({"status": "ok"})
 
+    @router.post("/reset_prefix_cache")
     @router.post("/flush_cache")
     async def flush_cache(http: HttpRequest) -> Response:
         timeout_s = _timeout_of(http)
@@ -39,7 +43,8 @@ def admin_router(context: ServerContext) -> APIRouter:
         message = f"the cache was not flushed: requests were still running or waiting after {timeout_s:g} s"
         return error_reply(RequestError(message, 400, "invalid_request_error", "engine_busy"))
 
-    @router.api_route("/metrics", methods=["GET", "HEAD"])
+    @router.head("/metrics", include_in_schema=False)
+    @router.get("/metrics")
     async def metrics(http: HttpRequest) -> Response:
         if http.method == "HEAD":
             return Response(media_type=CONTENT_TYPE_PLAIN_0_0_4)

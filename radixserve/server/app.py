@@ -5,18 +5,25 @@ from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.routing import Route
 
 from radixserve.config import ServerConfig
 from radixserve.core import RequestError
 from radixserve.engine.client import AsyncEngine
 from radixserve.errors import RadixServeError
+from radixserve.server.access import AccessGuard
 from radixserve.server.admin import admin_router
 from radixserve.server.context import ServerContext
+from radixserve.server.control import control_router
 from radixserve.server.exporter import EngineCollector
+from radixserve.server.http_metrics import HttpMetrics
+from radixserve.server.info_routes import info_router
 from radixserve.server.latency import LatencyMetrics
-from radixserve.server.middleware import EdgeMiddleware
+from radixserve.server.middleware import Cors, DoorMiddleware, EdgeMiddleware
+from radixserve.server.native import native_router
 from radixserve.server.openai import openai_router
 from radixserve.server.replies import RequestFailedError, describe, error_reply
+from radixserve.server.tokenizing import tokenizing_router
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -30,13 +37,24 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig) 
     context = ServerContext(engine, tokenizer, config, registry, LatencyMetrics(registry, served_name), served_name)
     app = FastAPI(title="radixserve", docs_url=None, redoc_url=None)
     app.state.context = context
-    app.add_middleware(EdgeMiddleware, gate=context.gate)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RadixServeError, _our_error)
     app.add_exception_handler(RequestFailedError, _our_error)
-    app.include_router(openai_router(context))
-    app.include_router(admin_router(context))
+    makers = (openai_router, native_router, tokenizing_router, info_router, control_router, admin_router)
+    routers = [make_router(context) for make_router in makers]
+    for router in routers:
+        app.include_router(router)
+    _add_edge(app, context, [route.path for router in routers for route in router.routes if isinstance(route, Route)])
     return app
+
+
+def _add_edge(app: FastAPI, context: ServerContext, paths: list[str]) -> None:
+    """What was added last is outermost."""
+    config = context.config
+    app.add_middleware(DoorMiddleware, guard=AccessGuard(config.api_key, config.admin_api_key), gate=context.gate)
+    if config.cors_allow_origin:
+        app.add_middleware(Cors, origins=config.cors_allow_origin)
+    app.add_middleware(EdgeMiddleware, metrics=HttpMetrics(context.registry, [*paths, "/openapi.json"]))
 
 
 async def _our_error(request: HttpRequest, error: Exception) -> Response:

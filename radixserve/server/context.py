@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from radixserve.config import ServerConfig
 from radixserve.engine.client import AsyncEngine
-from radixserve.errors import ModelNotFoundError, context_length_error
+from radixserve.errors import ContextLengthError, ModelNotFoundError, context_length_error
 from radixserve.server.gate import Gate
 from radixserve.server.latency import LatencyMetrics
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -15,6 +15,7 @@ from radixserve.tokenizer.tokenizer import Tokenizer
 logger = logging.getLogger("radixserve.server")
 
 DEFAULT_MODEL_ALIAS = "default"
+_MIN_PRIORITY = -(2**31)
 _MAX_LOGGED_NAMES = 1000
 _MAX_NAMES_IN_HEADER = 20
 _MAX_NAME_CHARS = 64
@@ -32,15 +33,35 @@ class ServerContext:
     _logged_names: set[str] = field(default_factory=set)
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name not in (self.served_name, DEFAULT_MODEL_ALIAS):
+        is_known = name is None or name in (self.served_name, DEFAULT_MODEL_ALIAS) or self.config.accept_any_model
+        if name is not None and not is_known:
             raise ModelNotFoundError(f"model: expected {self.served_name} or {DEFAULT_MODEL_ALIAS}, got {name[:100]}", param="model")
+
+    @property
+    def max_request_tokens(self) -> int:
+        """What prompt and output of one request may have together."""
+        return min(self.engine.info.context_length, self.engine.info.max_total_tokens)
+
+    def client_priority(self, asked: int) -> int:
+        """A client's wish, held to what --max-client-priority allows."""
+        return max(_MIN_PRIORITY, min(asked, self.config.max_client_priority))
 
     def check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """One rule at every endpoint: prompt and max_tokens together fit the context and the pool, or the request is refused."""
-        info = self.engine.info
-        longest = min(info.context_length, info.max_total_tokens)
+        longest = self.max_request_tokens
         if num_prompt_tokens + max_tokens > longest:
-            raise context_length_error(num_prompt_tokens, max_tokens, longest, is_pool=longest < info.context_length)
+            is_pool = longest < self.engine.info.context_length
+            raise context_length_error(num_prompt_tokens, max_tokens, longest, is_pool)
+
+    def check_text(self, text: str) -> None:
+        """Refuse, before the work of encoding it, a text that has many times more characters than the longest prompt could have."""
+        longest = self.max_request_tokens
+        # the factor leaves room for normalizers, which make one character of several
+        if len(text) > 4 * longest * self.tokenizer.max_token_chars:
+            raise ContextLengthError(
+                f"This model's maximum context length is {longest} tokens. However, you sent {len(text)} characters, which hold more.",
+                param="prompt",
+            )
 
     def ignored_header(self, names: tuple[str, ...]) -> dict[str, str]:
         """Names the fields that were ignored, to the client in a header and once to the log."""

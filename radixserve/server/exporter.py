@@ -43,6 +43,8 @@ class EngineCollector(Collector):
         info = self._engine.info
         sizes = {"page_size": str(info.page_size), "num_pages": str(info.max_total_tokens // info.page_size)}
         yield InfoMetricFamily("sglang:cache_config", "Sizes of the KV pool.", {"model_name": self._model_name, **sizes})
+        blocks = {"block_size": sizes["page_size"], "num_gpu_blocks": sizes["num_pages"]}
+        yield InfoMetricFamily("vllm:cache_config", "Sizes of the KV pool, by vLLM's names.", {"model_name": self._model_name, **blocks})
 
 
 def _gauges(stats: EngineStats) -> tuple[tuple[str, str, float], ...]:
@@ -56,6 +58,10 @@ def _gauges(stats: EngineStats) -> tuple[tuple[str, str, float], ...]:
         ("sglang:kv_available_tokens", "Pool tokens that hold nothing.", stats.free_tokens),
         ("sglang:kv_evictable_tokens", "Pool tokens that are cached and may be evicted.", stats.evictable_tokens),
         ("sglang:kv_used_tokens", "Pool tokens that may not be evicted.", used),
+        ("sglang:cache_hit_rate", "Cached over prompt tokens since the start, 0 to 1.", stats.cache_hit_rate),
+        ("vllm:num_requests_running", "Requests in the running batch.", stats.num_running),
+        ("vllm:num_requests_waiting", "Requests waiting for admission.", stats.num_waiting),
+        ("vllm:kv_cache_usage_perc", "Share of the pool in use by running requests, 0 to 1.", stats.token_usage),
         ("radixserve_locked_tokens", "Tokens of the tree that running requests hold.", stats.locked_tokens),
         ("radixserve_private_tokens", "Pool tokens that running requests hold outside the tree.", stats.private_tokens),
     )
@@ -71,6 +77,9 @@ def _counters(stats: EngineStats) -> tuple[tuple[str, str, float], ...]:
         ("sglang:num_aborted_requests", "Requests aborted.", stats.aborted_total),
         ("sglang:num_retracted_requests", "Times that a running request was put back to wait.", stats.retracted_total),
         ("sglang:evicted_tokens", "Tokens evicted from the tree.", stats.evicted_tokens_total),
+        ("vllm:prefix_cache_queries", "Prompt tokens that were looked up, once per request.", stats.prompt_tokens_total),
+        ("vllm:prefix_cache_hits", "Prompt tokens that were found.", stats.cached_tokens_total),
+        ("vllm:num_preemptions", "Times that a running request was put back to wait.", stats.retracted_total),
         ("radixserve_finished_requests", "Requests that ended by themselves.", stats.finished_total),
         ("radixserve_prefill_tokens", "Prompt positions really computed.", stats.prefill_tokens_total),
         ("radixserve_prefill_steps", "Steps that held a prompt chunk.", stats.prefill_steps_total),

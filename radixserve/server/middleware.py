@@ -1,45 +1,103 @@
-"""Around every route: request ids, the drain gate, and one error shape whatever fails. Plain ASGI, so that streams pass untouched."""
+"""Around every route: request ids, counting, CORS, API keys, the drain gate, and one error shape whatever fails.
+
+Plain ASGI, so that streams pass untouched. From outside in: EdgeMiddleware, Cors (where asked for), DoorMiddleware, the app.
+"""
 
 import logging
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from radixserve.core import RequestError
 from radixserve.errors import ShuttingDownError
+from radixserve.server.access import AccessGuard
 from radixserve.server.gate import Gate
+from radixserve.server.http_metrics import HttpMetrics
 from radixserve.server.replies import describe, error_reply
 from radixserve.server.stream import ClientGoneError
 
 logger = logging.getLogger("radixserve.server")
 
+REQUEST_ID_KEY = "radixserve.request_id"  # in the ASGI scope
 _MAX_REQUEST_ID_CHARS = 128
+_CLIENT_GONE_STATUS = 499  # for the count alone: nobody was there to get an answer
 
 
 class EdgeMiddleware:
-    """x-request-id is honoured and always returned; POST is refused while draining; an exception becomes an error body."""
+    """x-request-id is honoured and always returned; every answer is counted by route and status."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
         self._app = app
-        self._gate = gate
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
-        is_started = False
+        scope[REQUEST_ID_KEY] = request_id
+        status = _CLIENT_GONE_STATUS
 
         async def send_with_id(message: Message) -> None:
-            nonlocal is_started
+            nonlocal status
             if message["type"] == "http.response.start":
-                is_started = True
+                status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         try:
-            await self._pass_gate(scope, receive, send_with_id)
+            await self._app(scope, receive, send_with_id)
+        finally:
+            self._metrics.count(scope, status)
+
+
+class Cors(CORSMiddleware):
+    """starlette's, with our error shape for a preflight from an origin that is not allowed."""
+
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...]) -> None:
+        super().__init__(
+            app,
+            allow_origins=origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("retry-after", "x-radixserve-ignored", "x-request-id"),
+        )
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        if response.status_code == 200:
+            return response
+        headers = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
+        message = bytes(response.body).decode()
+        return error_reply(RequestError(message, response.status_code, "invalid_request_error", "cors_refused"), headers)
+
+
+class DoorMiddleware:
+    """The key is asked for before anything else, the body included; draining refuses POST and PUT; an exception becomes an error body."""
+
+    def __init__(self, app: ASGIApp, guard: AccessGuard, gate: Gate) -> None:
+        self._app = app
+        self._guard = guard
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_started = False
+
+        async def watched_send(message: Message) -> None:
+            nonlocal is_started
+            is_started = is_started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            self._guard.check(scope["path"], [value for name, value in scope["headers"] if name == b"authorization"])
+            await self._pass_gate(scope, receive, watched_send)
         except (ClientGoneError, ClientDisconnect):
             pass
         except Exception as error:
@@ -47,11 +105,11 @@ class EdgeMiddleware:
                 raise
             reply = describe(error)
             if reply.http_status == 500:
-                logger.exception("request %s failed", request_id)
-            await error_reply(reply)(scope, receive, send_with_id)
+                logger.exception("request %s failed", scope[REQUEST_ID_KEY])
+            await error_reply(reply)(scope, receive, watched_send)
 
     async def _pass_gate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
+        if scope["method"] not in ("POST", "PUT"):  # the others make the engine do nothing that a client waits for
             await self._app(scope, receive, send)
             return
         if not self._gate.is_open:

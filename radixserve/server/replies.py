@@ -25,8 +25,21 @@ def json_reply(body: Any, status: int = 200, headers: dict[str, str] | None = No
     return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 
+# Seconds after which trying again makes sense. A request that ran out of its own time is not among them: it would take as long again.
+_RETRY_AFTER_S = {"queue_full": 1, "engine_dead": 2, "engine_stalled": 10, "shutting_down": 5, "unavailable": 2}
+
+
 def error_reply(error: RequestError, headers: dict[str, str] | None = None) -> Response:
-    return json_reply(error_body(error), error.http_status, headers)
+    """With what SDKs and gateways obey: whether and when to try again, and how to log in."""
+    return json_reply(error_body(error), error.http_status, {**_advice(error), **(headers or {})})
+
+
+def _advice(error: RequestError) -> dict[str, str]:
+    if error.http_status == 401:
+        return {"www-authenticate": "Bearer"}
+    if error.http_status in (429, 503) and error.code in _RETRY_AFTER_S:
+        return {"retry-after": str(_RETRY_AFTER_S[error.code]), "x-should-retry": "true"}
+    return {"x-should-retry": "false"} if error.http_status >= 429 else {}
 
 
 def describe(error: Exception) -> RequestError:

@@ -98,7 +98,7 @@ async def over_http_code(llm: LLM, request: Request) -> tuple[str, int, str]:
     """(text, number of tokens, finish reason) by the very code that answers HTTP calls, over the same engine in a thread."""
     engine = await AsyncEngine.start(llm.engine.config, make_link=lambda: ThreadLink(llm.engine))
     latency = LatencyMetrics(CollectorRegistry(), "m")
-    generation = Generation(engine, llm.tokenizer, [request], 1, latency, time.monotonic())
+    generation = Generation(engine, llm.tokenizer, [request], 1, latency, time.monotonic(), [True])
     deltas = [delta async for delta in generation.deltas()]
     await engine.stop()
     reason = deltas[-1].finish_reason
@@ -108,12 +108,14 @@ async def over_http_code(llm: LLM, request: Request) -> tuple[str, int, str]:
 
 CASES: dict[str, Callable[[Completion, LLM], SamplingParams]] = {
     "length": lambda plain, llm: GREEDY,
-    "stop token": lambda plain, llm: SamplingParams(24, 0.0, stop_token_ids=(plain.token_ids[7],), ignore_eos=True),
-    "first token stops": lambda plain, llm: SamplingParams(24, 0.0, stop_token_ids=(plain.token_ids[0],), ignore_eos=True),
-    "stop string": lambda plain, llm: SamplingParams(24, 0.0, stop=(plain.text[6:9],), ignore_eos=True),
-    "stop string in the last token": lambda plain, llm: SamplingParams(24, 0.0, stop=(plain.text[-1:],), ignore_eos=True),
-    "both": lambda plain, llm: SamplingParams(24, 0.0, stop=(plain.text[8:10],), stop_token_ids=(plain.token_ids[5],), ignore_eos=True),
-    "held back": lambda plain, llm: SamplingParams(24, 0.0, stop=(plain.text[-2:] + "\x00",), ignore_eos=True),
+    "stop token": lambda plain, llm: SamplingParams(24, temperature=0.0, stop_token_ids=(plain.token_ids[7],), ignore_eos=True),
+    "first token stops": lambda plain, llm: SamplingParams(24, temperature=0.0, stop_token_ids=(plain.token_ids[0],), ignore_eos=True),
+    "stop string": lambda plain, llm: SamplingParams(24, temperature=0.0, stop=(plain.text[6:9],), ignore_eos=True),
+    "stop string in the last token": lambda plain, llm: SamplingParams(24, temperature=0.0, stop=(plain.text[-1:],), ignore_eos=True),
+    "both": lambda plain, llm: SamplingParams(
+        24, temperature=0.0, stop=(plain.text[8:10],), stop_token_ids=(plain.token_ids[5],), ignore_eos=True
+    ),
+    "held back": lambda plain, llm: SamplingParams(24, temperature=0.0, stop=(plain.text[-2:] + "\x00",), ignore_eos=True),
 }
 
 
@@ -140,7 +142,7 @@ def test_eos_is_no_text_here_either(llm: LLM) -> None:
     assert not llm.tokenizer.is_special(visible)
     text = OutputText(llm.tokenizer, Request("r", array("i", [5])))
     delta = text.push(RequestOutput("r", (visible, visible), 1, 0, 2, FinishReason.STOP, stop_token_id=visible))
-    assert delta == (llm.tokenizer.decode([visible]), 2, FinishReason.STOP, False)
+    assert delta == (llm.tokenizer.decode([visible]), 2, FinishReason.STOP, False, visible)
 
 
 BAD_PROMPTS: list[Any] = [
@@ -234,9 +236,7 @@ def test_what_is_no_namespace_is_refused(llm: LLM, namespace: Any) -> None:
         llm.generate("a", GREEDY, namespace=namespace)
 
 
-@pytest.mark.parametrize(
-    ("param", "fields"), [("adapter", {"namespace": Namespace(adapter="a")}), ("priority", {"priority": 1}), ("priority", {"priority": -1})]
-)
+@pytest.mark.parametrize(("param", "fields"), [("adapter", {"namespace": Namespace(adapter="a")})])
 def test_what_is_not_built_is_refused_by_name(llm: LLM, param: str, fields: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFieldError, match=param) as refused:
         llm.engine.add(Request("r", array("i", [5]), **fields))

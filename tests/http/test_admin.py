@@ -1,12 +1,21 @@
 """/health, /flush_cache, /metrics, and what they say when the engine is busy, dead, or the server drains."""
 
 import asyncio
+import dataclasses
+import re
+import time
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from radixserve.engine import client
+from radixserve.engine.progress import Progress
+from radixserve.metrics import EngineStats
 from tests.http.conftest import Served
 from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 async def scrape(served: Served) -> dict[str, float]:
@@ -48,6 +57,7 @@ async def test_metrics_count_tokens_once_and_by_the_engines_figures(served: Serv
 
 
 async def test_unknown_paths_make_no_new_series(served: Served) -> None:
+    await served.http.get("/random")
     before = (await scrape(served)).keys()
     for number in range(50):
         await served.http.get(f"/random/{number}")
@@ -112,3 +122,61 @@ async def test_the_account_is_recounted_once_idle(served: Served) -> None:
     await until(lambda: served.echo.num_idle_checks)
     await asyncio.sleep(1.2)
     assert served.echo.num_idle_checks == 1
+
+
+async def test_docs_name_every_metric_and_no_other(served: Served) -> None:
+    await served.complete(prompt="abc", max_tokens=2)
+    reply = await served.http.get("/metrics")
+    # an info is a gauge of value 1 in this format; _created is the library's own
+    served_types = {
+        line.split()[2]: "info" if line.split()[2].endswith("_info") else line.split()[3]
+        for line in reply.text.splitlines()
+        if line.startswith("# TYPE") and not line.split()[2].endswith("_created")
+    }
+    rows = [line.split("|") for line in (ROOT / "docs/metrics.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    documented = {name: row[2].strip() for row in rows for name in re.findall("`([^`]+)`", row[1])}
+    assert served_types == documented
+
+
+async def test_every_metric_has_samples_before_the_first_request(served: Served) -> None:
+    samples = await scrape(served)
+    assert samples["vllm:prefix_cache_queries_total"] == samples["sglang:cache_hit_rate"] == 0
+    await served.complete(prompt="0123456789", max_tokens=1)
+    await served.complete(prompt="0123456789", max_tokens=1)
+    samples = await scrape(served)
+    assert (samples["vllm:prefix_cache_queries_total"], samples["vllm:prefix_cache_hits_total"]) == (20, 9)
+    assert samples["sglang:cache_hit_rate"] == 9 / 20
+    assert samples["vllm:time_to_first_token_seconds_count"] == samples["sglang:generation_tokens_histogram_count"] == 2
+    assert samples["sglang:prompt_tokens_histogram_sum"] == 20
+
+
+async def test_health_turns_red_when_nothing_moves_and_green_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPS-03: a loop that is alive, answers questions and moves nothing."""
+    monkeypatch.setattr(client, "WATCH_INTERVAL_S", 0.05)
+    context = served.app.state.context
+    context.config = dataclasses.replace(context.config, stall_timeout_s=0.4)
+    step = served.echo.step
+    monkeypatch.setattr(served.echo, "step", lambda: time.sleep(0.005) or [])
+    asking = asyncio.create_task(served.complete(prompt="abc", max_tokens=1))
+    await asyncio.sleep(0.2)
+    assert (await served.http.get("/health")).status_code == 200
+    await asyncio.sleep(0.4)
+    stalled = await served.http.get("/health")
+    assert (stalled.status_code, stalled.json()["error"]["code"]) == (503, "engine_stalled")
+    assert stalled.headers["retry-after"]
+    monkeypatch.setattr(served.echo, "step", step)
+    assert (await asking).status_code == 200
+    assert (await served.http.get("/health")).status_code == 200
+    await asyncio.sleep(0.5)  # idle is no stall
+    assert (await served.http.get("/health")).status_code == 200
+
+
+def test_a_step_without_outputs_is_progress_and_an_answer_is_none() -> None:
+    progress = Progress()
+    progress.note_move(10.0)
+    progress.note_stats(EngineStats(prefill_steps_total=3), 20.0)
+    assert progress.silent_s(21.0) == 1.0
+    progress.note_stats(EngineStats(prefill_steps_total=3), 30.0)
+    assert progress.silent_s(31.0) == 11.0
+    progress.note_stats(EngineStats(prefill_steps_total=3, decode_steps_total=1), 40.0)
+    assert progress.silent_s(40.0) == 0.0

@@ -1,0 +1,89 @@
+"""A client that does not read, on a real socket: memory stays bounded, others go on, and its requests end with it."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from radixserve.config import ServerConfig
+from radixserve.tokenizer.tokenizer import Tokenizer
+from tests.support.echo_engine import EchoEngine
+from tests.support.live_server import Live, live_app
+from tests.support.waiting import until
+
+STEP_S = 0.002
+NUM_CHOICES = 16
+BODY = {"prompt": "0123456789", "max_tokens": 900, "n": NUM_CHOICES, "stream": True}  # about 2 MB of events
+
+
+@pytest.fixture
+async def live(tokenizer: Tokenizer) -> AsyncIterator[Live]:
+    async with live_app(tokenizer, ServerConfig(), lambda config: EchoEngine(config, STEP_S), send_buffer_bytes=4096) as live:
+        yield live
+
+
+def ask_without_reading(live: Live) -> socket.socket:
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", live.port))
+    body = json.dumps(BODY).encode()
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    client.setblocking(False)
+    return client
+
+
+def buffered_bytes(live: Live) -> int:
+    """What the server holds for all connections outside the kernel."""
+    return sum(connection.transport.get_write_buffer_size() for connection in live.server.server_state.connections)
+
+
+async def test_a_client_that_does_not_read_holds_little_and_slows_nobody(live: Live) -> None:
+    with ask_without_reading(live):
+        await until(lambda: len(live.echo.running_ids) == NUM_CHOICES)
+        gaps = []
+        async with httpx.AsyncClient(base_url=live.url, timeout=30) as http:
+            body = {"prompt": "abc", "max_tokens": 500, "stream": True}
+            async with http.stream("POST", "/v1/completions", json=body) as reply:
+                last_at = time.monotonic()
+                async for line in reply.aiter_lines():  # noqa: B007
+                    gaps.append(time.monotonic() - last_at)
+                    last_at = time.monotonic()
+                    assert buffered_bytes(live) < 200_000
+                assert line == "" or line == "data: [DONE]"
+        assert max(gaps) < 1.0
+        # the engine is done with the other one long before its client has read anything: nothing holds it up
+        await until(lambda: not live.echo.running_ids, 30)
+        assert buffered_bytes(live) < 200_000
+        await until(lambda: not live.engine._streams)
+        assert live.server.server_state.connections  # its client has read nothing yet, and can
+    await until(lambda: not live.server.server_state.connections)
+    await until(lambda: live.app.state.context.gate._num_inside == 0)
+
+
+async def test_a_client_that_leaves_without_reading_aborts(live: Live) -> None:
+    client = ask_without_reading(live)
+    await until(lambda: len(live.echo.running_ids) == NUM_CHOICES and buffered_bytes(live) > 0)
+    client.close()
+    await until(lambda: not live.echo.running_ids, 1.0)
+    assert len(live.echo.abort_steps) == NUM_CHOICES
+
+
+async def test_a_client_that_reads_late_gets_every_token_once(live: Live) -> None:
+    with ask_without_reading(live) as client:
+        await until(lambda: len(live.echo.running_ids) == NUM_CHOICES)
+        await until(lambda: not live.echo.running_ids, 30)
+        loop = asyncio.get_running_loop()
+        received = b""
+        while part := await loop.sock_recv(client, 65536):
+            received += part
+    texts = [""] * NUM_CHOICES
+    for line in received.split(b"\n"):
+        if line.startswith(b"data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                texts[choice["index"]] += choice["text"]
+    assert texts == ["0123456789" * 90] * NUM_CHOICES
+    assert b"data: [DONE]" in received

@@ -182,7 +182,7 @@ def test_directories_and_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     import huggingface_hub
 
     (tmp_path / "My-Model").mkdir()
-    with pytest.raises(ModelFetchError, match="no config.json there"):
+    with pytest.raises(ModelFetchError, match=r"no config\.json there"):
         resolve_model(str(tmp_path / "My-Model"))
     (tmp_path / "My-Model" / "config.json").write_text("{}")
     location = resolve_model(str(tmp_path / "My-Model"))

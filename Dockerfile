@@ -33,7 +33,8 @@ WORKDIR /home/radixserve
 VOLUME /home/radixserve/.cache
 EXPOSE 30000
 STOPSIGNAL SIGTERM
+# the port is the server's own: whatever follows --port on its command line
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s \
-    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:30000/health', timeout=4)"]
+    CMD ["python", "-c", "import re, urllib.request; found = re.findall(rb'--port[\\0=](\\d+)', open('/proc/1/cmdline', 'rb').read()); urllib.request.urlopen('http://127.0.0.1:%s/health' % (found[-1].decode() if found else '30000'), timeout=4)"]
 # --host stands here and not in CMD, so that it stays when flags are given; a later --host wins
 ENTRYPOINT ["radixserve", "serve", "--host", "0.0.0.0"]

@@ -6,18 +6,28 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install serve test check bench clean
+.PHONY: help install serve test check bench clean
+
+help:
+	@echo "make serve    install, and serve the default model on 127.0.0.1:30000   (ARGS=\"--port 8000\")"
+	@echo "make test     the whole test suite"
+	@echo "make check    ruff and mypy"
+	@echo "make bench    re-use on against off, on this machine"
+	@echo "make install  only $(VENV) and the package;  make clean removes what was made here"
 
 install: $(STAMP)
 
 # A half-made environment is removed, so that the next call starts afresh.
 $(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON): not found; radixserve needs Python >= 3.11, e.g. make PYTHON=python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "radixserve needs Python >= 3.11, got '$$($(PYTHON) --version 2>&1)'; try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not make $(VENV); on Debian: apt-get install python3-venv" >&2; exit 1; }
 
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test]'
+	@echo "installing into $(VENV): minutes on the first run, 1.4 GB or more with torch"
+	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test]' || \
+		{ echo "could not install: is the package index reachable? Options for pip go into PIP_ARGS" >&2; exit 1; }
 	@touch $@
 
 serve: install

@@ -2,12 +2,13 @@
 
 import argparse
 import dataclasses
+import difflib
 import os
 import sys
 import types
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig, flag_of
 from radixserve.errors import RadixServeError
@@ -17,8 +18,7 @@ ENGINE_PARTS = (EngineConfig, CacheConfig, SchedulerConfig)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. An error of the user's is one sentence on standard error and code 2."""
-    parser = make_parser()
-    args = parser.parse_args(arguments)
+    args = make_parser().parse_args(arguments)
     try:
         return int(args.run(args))
     except RadixServeError as error:
@@ -28,10 +28,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """One line for a mistake, with the flag that was probably meant; no abbreviations, since a later flag would change their meaning."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs |= {"allow_abbrev": False, "formatter_class": _Help}
+        super().__init__(*args, **kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = super().parse_known_args(args, namespace)
+        for word in unknown:
+            flags = [flag for action in self._actions for flag in action.option_strings]
+            close = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
+            self.error(f"unknown argument {word}" + (f"; did you mean {close[0]}?" if close else ""))
+        return known, unknown
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n(see {self.prog} --help)\n")
+
+
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36, width=120)
+
+
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("radixserve", description="Serve a language model with a radix tree over a paged KV pool.")
+    parser = _Parser("radixserve", description="Serve a language model with a radix tree over a paged KV pool.")
+    parser.add_argument("--version", action="version", version=f"radixserve {_installed_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    serve = commands.add_parser("serve", help="serve over HTTP, OpenAI-compatible", formatter_class=argparse.RawDescriptionHelpFormatter)
+    serve = commands.add_parser("serve", help="serve over HTTP, OpenAI-compatible")
     for part in (*ENGINE_PARTS, ServerConfig):
         add_flags(serve, part)
     serve.set_defaults(run=_serve)
@@ -50,7 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
     """One flag for each field of a config class."""
-    group = parser.add_argument_group(config.__name__, (config.__doc__ or "").strip())
+    group = parser.add_argument_group((config.__doc__ or "").strip().rstrip("."))
     hints = typing.get_type_hints(config)
     for spec in dataclasses.fields(config):
         if "help" not in spec.metadata:
@@ -65,7 +90,9 @@ def add_flags(parser: argparse.ArgumentParser, config: type[Any]) -> None:
             group.add_argument(*names, action=_Extend, default=argparse.SUPPRESS, help=text)
         else:
             choices = spec.metadata["choices"] or None
-            group.add_argument(*names, type=_base_type(hints[spec.name]), default=argparse.SUPPRESS, choices=choices, help=text)
+            kind = _base_type(hints[spec.name])
+            metavar = None if choices else {int: "N", float: "X"}.get(kind, "TEXT")
+            group.add_argument(*names, type=kind, default=argparse.SUPPRESS, choices=choices, metavar=metavar, help=text)
 
 
 class _Extend(argparse.Action):
@@ -115,7 +142,14 @@ def _generate(args: argparse.Namespace) -> int:
 
 
 def _version(args: argparse.Namespace) -> int:
-    from importlib.metadata import version
-
-    print(version("radixserve"))
+    print(_installed_version())
     return 0
+
+
+def _installed_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("radixserve")
+    except PackageNotFoundError:  # run from a checkout
+        return "(not installed)"

@@ -39,7 +39,7 @@ def build_engine(config: EngineConfig) -> Engine:
     cache: PageCache = DisabledCache(num_pages, page_size) if config.cache.disable_radix_cache else PrefixCache(num_pages, page_size)
     scheduler = Scheduler(config.scheduler, cache, context_length, frozenset(model_config.eos_token_ids))
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name)
-    logger.info(_banner(info))
+    logger.debug(_banner(info))
     return Engine(config, info, scheduler, runner)
 
 

@@ -31,7 +31,7 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._seconds = StepSeconds()
-        self._log = StepLog(config.decode_log_interval, clock())
+        self._log = StepLog(config.decode_log_interval)
         self._was_checked = True  # nothing happened since the last recount
 
     @classmethod
@@ -79,7 +79,7 @@ class Engine:
         output = self._runner.execute(batch)
         executed = self._clock()
         news = self._scheduler.update(output, executed)
-        self._log.after_step(batch, self.stats(), executed)
+        self._log.after_step(batch, self.stats(), executed - start)
         end = self._clock()
         tree = cache.seconds - tree_before
         self._measure(batch, output, tree, schedule=(scheduled - start) + (end - executed) - tree, wall=end - start)

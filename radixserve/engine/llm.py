@@ -3,10 +3,13 @@
 import itertools
 import numbers
 import secrets
+import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any, Self
 
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -124,8 +127,9 @@ class LLM:
             raise RuntimeError("the engine has lost requests of this LLM: was it stepped by somebody else?")
         self._is_stepping = True
         try:
-            outputs = self.engine.step()
-        except BaseException:
+            with interrupt_afterwards():
+                outputs = self.engine.step()
+        except Exception:
             self._open_answers.clear()  # a step that was torn leaves an engine that cannot go on
             raise
         finally:
@@ -234,3 +238,19 @@ def _progress_bar(total: int, is_shown: bool | None) -> Iterator[Callable[[int],
 
     with tqdm(total=total, desc="Completions", unit="prompt", disable=None if is_shown is None else not is_shown) as bar:
         yield bar.update
+
+
+@contextmanager
+def interrupt_afterwards() -> Iterator[None]:
+    """Ctrl-C (or a notebook's stop button) waits for the end of the block: a step that is torn in the middle leaves an engine of no use."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked: list[tuple[int, FrameType | None]] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: asked.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if asked and callable(before):
+        before(*asked[0])

@@ -9,24 +9,27 @@ logger = logging.getLogger("radixserve.engine")
 
 
 class StepLog:
-    """One line per batch with prompt chunks, one every `decode_interval` batches without."""
+    """One line per batch with prompt chunks, one every `decode_interval` batches without. Throughput is per second spent in steps."""
 
-    def __init__(self, decode_interval: int, now: float) -> None:
+    def __init__(self, decode_interval: int) -> None:
         self._decode_interval = decode_interval
         self._num_decode_steps = 0
-        self._last_prefill_s = self._last_decode_s = now
-        self._num_generated = 0
+        self._decode_s = 0.0  # since the last decode line
+        self._num_decoded = 0
         self._num_cached = 0
 
-    def after_step(self, batch: ScheduledBatch, stats: EngineStats, now: float) -> None:
+    def after_step(self, batch: ScheduledBatch, stats: EngineStats, step_s: float) -> None:
+        """`step_s`: how long the batch took."""
         if batch.num_decode_rows < len(batch.rows):
-            self._prefill_line(batch, stats, now)
+            self._prefill_line(batch, stats, step_s)
             return
         self._num_decode_steps += 1
+        self._decode_s += step_s
+        self._num_decoded += len(batch.rows)
         if self._num_decode_steps % self._decode_interval == 0:
-            self._decode_line(batch, stats, now)
+            self._decode_line(stats)
 
-    def _prefill_line(self, batch: ScheduledBatch, stats: EngineStats, now: float) -> None:
+    def _prefill_line(self, batch: ScheduledBatch, stats: EngineStats, step_s: float) -> None:
         chunks = [row for row in batch.rows if not row.is_decode]
         num_new_tokens = sum(row.count for row in chunks)
         logger.info(
@@ -38,19 +41,17 @@ class StepLog:
             stats.token_usage,
             stats.num_running,
             stats.num_waiting,
-            num_new_tokens / max(now - self._last_prefill_s, 1e-9),
+            num_new_tokens / max(step_s, 1e-9),
         )
         self._num_cached = stats.cached_tokens_total
-        self._last_prefill_s = now
 
-    def _decode_line(self, batch: ScheduledBatch, stats: EngineStats, now: float) -> None:
+    def _decode_line(self, stats: EngineStats) -> None:
         logger.info(
             "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.2f, #queue-req: %d",
             stats.num_running,
             stats.locked_tokens + stats.private_tokens,
             stats.token_usage,
-            (stats.generation_tokens_total - self._num_generated) / max(now - self._last_decode_s, 1e-9),
+            self._num_decoded / max(self._decode_s, 1e-9),
             stats.num_waiting,
         )
-        self._num_generated = stats.generation_tokens_total
-        self._last_decode_s = now
+        self._decode_s, self._num_decoded = 0.0, 0

@@ -29,13 +29,15 @@ def resolve_model(model_path: str | None) -> ModelLocation:
         return ModelLocation(default_model_dir(), DEFAULT_MODEL_NAME)
     path = Path(model_path).expanduser()
     if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ModelFetchError(f"{path}: no config.json there; a model directory has config.json, *.safetensors and tokenizer.json")
         path = path.absolute()  # not resolve(): a link's own name says more than where it leads
         return ModelLocation(path, path.name or path.resolve().name)
     if path.suffix.lower() == ".gguf":
         return _converted(path)
     if HUB_NAME.fullmatch(model_path):
         return ModelLocation(_from_hub(model_path), model_path)
-    raise ModelFetchError(f"--model-path: expected a directory, a .gguf file or a hub name like org/name, got {model_path!r}")
+    raise ModelFetchError(f"no such directory or file: {model_path}; a model is a directory, a .gguf file or a hub name like org/name")
 
 
 def _converted(path: Path) -> ModelLocation:

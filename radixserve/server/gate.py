@@ -8,17 +8,17 @@ class Gate:
 
     def __init__(self) -> None:
         self.is_open = True
-        self._num_inside = 0
+        self.num_inside = 0
         self._empty = asyncio.Event()
         self._empty.set()
 
     def enter(self) -> None:
-        self._num_inside += 1
+        self.num_inside += 1
         self._empty.clear()
 
     def leave(self) -> None:
-        self._num_inside -= 1
-        if self._num_inside == 0:
+        self.num_inside -= 1
+        if self.num_inside == 0:
             self._empty.set()
 
     def close(self) -> None:

@@ -155,6 +155,8 @@ class _Serving:
         if self._drain_asked.is_set():
             logger.info("draining: no new requests; running ones have %g s", self._config.drain_timeout_s)
             await _first_of(gate.wait_empty(self._config.drain_timeout_s), self._stop_asked.wait())
+        if gate.num_inside:
+            logger.info("stopping: %d requests are cut", gate.num_inside)
         engine.cut_all(reason)
         await gate.wait_empty(LAST_WORDS_TIMEOUT_S)
 

@@ -182,9 +182,12 @@ def test_directories_and_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     import huggingface_hub
 
     (tmp_path / "My-Model").mkdir()
+    with pytest.raises(ModelFetchError, match=r"no config\.json there"):
+        resolve_model(str(tmp_path / "My-Model"))
+    (tmp_path / "My-Model" / "config.json").write_text("{}")
     location = resolve_model(str(tmp_path / "My-Model"))
     assert (location.path, location.name) == (tmp_path / "My-Model", "My-Model")
-    with pytest.raises(ModelFetchError, match="expected a directory"):
+    with pytest.raises(ModelFetchError, match="no such directory or file"):
         resolve_model(str(tmp_path / "none"))
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))

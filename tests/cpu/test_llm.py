@@ -1,6 +1,7 @@
 """LLM: several calls at once on one engine, the same text as over HTTP, and clear errors for what is no prompt and no setting."""
 
 import random
+import signal
 import time
 from array import array
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from radixserve import LLM, Completion, FinishReason, Namespace, SamplingParams
-from radixserve.core import Request
+from radixserve.core import Request, ScheduledBatch, StepOutput
 from radixserve.engine.client import AsyncEngine
 from radixserve.engine.text import OutputText
 from radixserve.errors import ContextLengthError, InvalidRequestError, UnsupportedFieldError
@@ -257,3 +258,21 @@ def test_streams_in_random_order(llm: LLM, alone: list[Completion]) -> None:
             texts[number] += piece
     assert texts == [answer.text for answer in alone]
     assert_idle(llm)
+
+
+def test_an_interrupt_waits_for_the_end_of_the_step(tiny_model: Callable[[str, bool], Path]) -> None:
+    """Ctrl-C, or a notebook's stop button, in the middle of a step: KeyboardInterrupt, and the LLM goes on afterwards."""
+    llm = LLM(str(tiny_model("llama", True)), dtype="float32", device="cpu", max_total_tokens=256)
+    expected = llm.generate([[5, 6, 7]], GREEDY)
+    plain_execute = llm.engine._runner.execute
+
+    def interrupted(batch: ScheduledBatch) -> StepOutput:
+        signal.raise_signal(signal.SIGINT)
+        return plain_execute(batch)
+
+    llm.engine._runner.execute = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([[5, 6, 7], [8, 9]], GREEDY)
+    llm.engine._runner.execute = plain_execute  # type: ignore[method-assign]
+    assert llm.generate([[5, 6, 7]], GREEDY)[0].token_ids == expected[0].token_ids
+    assert not llm.engine.has_work

@@ -97,7 +97,9 @@ def test_two_prompts_and_a_stop_string_in_one_call(client: openai.OpenAI) -> Non
 
 
 def test_closing_the_connection_aborts_and_leaves_an_idle_engine(client: openai.OpenAI, url: str) -> None:
-    stream = client.completions.create(model="default", prompt="Tell me everything.", max_tokens=2000, stream=True)
+    stream = client.completions.create(
+        model="default", prompt="Tell me everything.", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+    )
     next(stream)
     stream.close()
     assert httpx.post(f"{url}/flush_cache?timeout=30", timeout=40).status_code == 200

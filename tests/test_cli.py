@@ -1,0 +1,64 @@
+"""The command line as a user types it: generated flags, one-line errors, nothing guessed."""
+
+import dataclasses
+
+import pytest
+
+from radixserve.cli import config_from, engine_config_from, make_parser
+from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig, flag_of
+
+
+def parse(line: str):  # type: ignore[no-untyped-def]
+    return make_parser().parse_args(line.split())
+
+
+def test_no_flags_give_the_defaults_of_the_classes() -> None:
+    args = parse("serve")
+    assert engine_config_from(args) == EngineConfig()
+    assert config_from(args, ServerConfig) == ServerConfig()
+
+
+def test_flags_reach_their_config() -> None:
+    args = parse("serve --page-size 16 --disable-radix-cache --schedule-policy fcfs --port 8000 --drain-timeout-s 1.5 --model x")
+    config = engine_config_from(args)
+    assert config.cache == CacheConfig(page_size=16, disable_radix_cache=True)
+    assert config.scheduler == SchedulerConfig(schedule_policy="fcfs")
+    assert config.model_path == "x"
+    server = config_from(args, ServerConfig)
+    assert (server.port, server.drain_timeout_s) == (8000, 1.5)
+
+
+def test_a_later_flag_wins() -> None:
+    assert config_from(parse("serve --host 0.0.0.0 --host 127.0.0.2"), ServerConfig).host == "127.0.0.2"
+
+
+def test_every_field_is_a_flag_with_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse("serve --help")
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for config in (EngineConfig, CacheConfig, SchedulerConfig, ServerConfig):
+        for spec in dataclasses.fields(config):
+            if spec.name not in ("cache", "scheduler"):
+                assert flag_of(spec.name) in text
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("serve --modle-path x", "radixserve serve: unknown argument --modle-path; did you mean --model-path?"),
+        ("serve --disable-radix-cach", "unknown argument --disable-radix-cach; did you mean --disable-radix-cache?"),
+        ("serve --max-run 3", "unknown argument --max-run"),
+        ("serve --port abc", "argument --port: invalid int value: 'abc'"),
+        ("serve --schedule-policy best", "invalid choice: 'best'"),
+        ("launch", "invalid choice: 'launch'"),
+        ("", "required: COMMAND"),
+    ],
+)
+def test_a_mistake_is_one_line(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(line)
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert len(error.splitlines()) == 2, "the mistake, and where help is"

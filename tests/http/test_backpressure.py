@@ -61,7 +61,7 @@ async def test_a_client_that_does_not_read_holds_little_and_slows_nobody(live: L
         await until(lambda: not live.engine._streams)
         assert live.server.server_state.connections  # its client has read nothing yet, and can
     await until(lambda: not live.server.server_state.connections)
-    await until(lambda: live.app.state.context.gate._num_inside == 0)
+    await until(lambda: live.app.state.context.gate.num_inside == 0)
 
 
 async def test_a_client_that_leaves_without_reading_aborts(live: Live) -> None:

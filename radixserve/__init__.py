@@ -2,20 +2,27 @@
 
 from typing import TYPE_CHECKING, Any
 
-from radixserve.core import FinishReason, Namespace, SamplingParams
-from radixserve.errors import RadixServeError
-
 if TYPE_CHECKING:
+    from radixserve.core import FinishReason, Namespace, SamplingParams
     from radixserve.engine.engine import Engine
     from radixserve.engine.llm import LLM, Completion
+    from radixserve.errors import RadixServeError
 
 __all__ = ["LLM", "Completion", "Engine", "FinishReason", "Namespace", "RadixServeError", "SamplingParams"]
 
-_LAZY = {"LLM": "radixserve.engine.llm", "Completion": "radixserve.engine.llm", "Engine": "radixserve.engine.engine"}
+_LAZY = {
+    "LLM": "radixserve.engine.llm",
+    "Completion": "radixserve.engine.llm",
+    "Engine": "radixserve.engine.engine",
+    "FinishReason": "radixserve.core",
+    "Namespace": "radixserve.core",
+    "SamplingParams": "radixserve.core",
+    "RadixServeError": "radixserve.errors",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """torch is loaded when it is needed, not by `import radixserve`."""
+    """torch is loaded when it is needed, not by `import radixserve`; nor is anything else, which no Ctrl-C could interrupt in peace."""
     if name in _LAZY:
         import importlib
 

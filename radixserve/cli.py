@@ -18,8 +18,8 @@ ENGINE_PARTS = (EngineConfig, CacheConfig, SchedulerConfig)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. An error of the user's is one sentence on standard error and code 2."""
-    args = make_parser().parse_args(arguments)
     try:
+        args = make_parser().parse_args(arguments)
         return int(args.run(args))
     except RadixServeError as error:
         print(f"radixserve: {error.message}", file=sys.stderr)

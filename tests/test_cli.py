@@ -1,6 +1,8 @@
 """The command line as a user types it: generated flags, one-line errors, nothing guessed."""
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 
@@ -62,3 +64,9 @@ def test_a_mistake_is_one_line(line: str, sentence: str, capsys: pytest.CaptureF
     error = capsys.readouterr().err
     assert sentence in error
     assert len(error.splitlines()) == 2, "the mistake, and where help is"
+
+
+def test_importing_the_package_loads_nothing_yet() -> None:
+    """It comes before the command can take care of Ctrl-C."""
+    script = "import sys, radixserve; print([name for name in sys.modules if name.startswith('radixserve.')])"
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -25,6 +25,7 @@ MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
 STOP_TIMEOUT_S = 2.0
 FLUSH_RETRY_INTERVAL_S = 0.02
+MIN_FLUSH_ANSWER_S = 1.0  # even a flush that does not wait for requests waits for the step that runs
 WATCH_INTERVAL_S = 1.0  # an engine that has work and was silent for so long is asked for its figures
 
 
@@ -41,6 +42,7 @@ class AsyncEngine:
         self._info: EngineInfo | None = None
         self._is_alive = False
         self._is_stopping = False
+        self._is_last = False
         self._given_up = asyncio.Event()
         self._streams: dict[str, RequestStream] = {}
         self._answers: dict[int, asyncio.Future[wire.Flushed | wire.Stats]] = {}
@@ -135,10 +137,13 @@ class AsyncEngine:
         self._streams.clear()
 
     async def flush_cache(self, timeout_s: float = 0.0) -> bool:
-        """Empty the tree. False when the engine was still busy after timeout_s. Raises EngineDeadError."""
+        """Empty the tree. False when the engine was still busy, or did not answer, after timeout_s. Raises EngineDeadError."""
         deadline = time.monotonic() + timeout_s
         while True:
-            answer = await self._ask(wire.Flush)
+            try:
+                answer = await asyncio.wait_for(self._ask(wire.Flush), max(deadline - time.monotonic(), MIN_FLUSH_ANSWER_S))
+            except TimeoutError:
+                return False
             assert isinstance(answer, wire.Flushed)
             if answer.is_done or time.monotonic() >= deadline:
                 return answer.is_done
@@ -156,6 +161,10 @@ class AsyncEngine:
     async def wait_given_up(self) -> None:
         """Returns when no engine runs and none will be started any more."""
         await self._given_up.wait()
+
+    def replace_no_more(self) -> None:
+        """From now on an engine that dies is the last: for a server that only lets finish what runs."""
+        self._is_last = True
 
     async def stop(self) -> None:
         """End the engine process and every stream; no restart follows."""
@@ -198,7 +207,8 @@ class AsyncEngine:
         """Returns, and says so, when there will be no engine any more: whatever the reason, a server at 503 for ever is none."""
         try:
             await self._replace_the_dead()
-            logger.error("engine: died more than %d times in %d s; giving up", self._max_restarts, RESTART_WINDOW_S)
+            if not self._is_last:
+                logger.error("engine: died more than %d times in %d s; giving up", self._max_restarts, RESTART_WINDOW_S)
         except Exception:
             logger.exception("engine: its supervisor failed; giving up")
             self._mark_dead(EngineDeadError("the engine is not running"))
@@ -254,7 +264,7 @@ class AsyncEngine:
             now = time.monotonic()
             while self._restart_times and now - self._restart_times[0] > RESTART_WINDOW_S:
                 self._restart_times.popleft()
-            if len(self._restart_times) >= self._max_restarts:
+            if self._is_last or len(self._restart_times) >= self._max_restarts:
                 return False
             self._restart_times.append(now)
             self.num_restarts += 1

@@ -1,6 +1,7 @@
 """The engine in its own process: reads Start from standard input, builds the engine, then steps it while there is work.
 
-It belongs to its server: it ignores SIGINT and SIGTERM (the server decides when it ends) and dies with the server, even inside a long step.
+It belongs to its server: it ignores SIGINT, SIGTERM and SIGHUP (the server decides when it ends) and dies with the server, even inside a
+long step.
 """
 
 import ctypes
@@ -150,6 +151,7 @@ def main(factory: EngineFactory = build_engine) -> int:
     """Returns the exit status. The factory is an argument so that tests can run this very process around a small engine."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     start = wire.decode_start(sys.stdin.buffer.read())
     logging.basicConfig(level=start.log_level.upper(), format="%(asctime)s %(message)s", datefmt="[%Y-%m-%d %H:%M:%S]", stream=sys.stderr)
     die_with_parent(start.parent_pid)

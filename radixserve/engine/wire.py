@@ -4,8 +4,11 @@ The nouns of core.py cross as they are. Token id arrays cross as the bytes of th
 live on one machine, joined by a socket file in a directory of mode 0700.
 """
 
+import contextlib
+import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from array import array
 from pathlib import Path
@@ -21,6 +24,8 @@ from radixserve.metrics import EngineStats
 
 # A socket path has to fit sockaddr_un.sun_path: 108 bytes with its final zero on Linux, 104 elsewhere.
 MAX_SOCKET_PATH_BYTES = 103
+_PREFIX = "radixserve-"
+_LOCK = "lock"
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -127,20 +132,47 @@ def decode_engine_message(data: bytes) -> EngineMessage:
 
 
 class SocketDirectory:
-    """A fresh directory of mode 0700 that holds one socket file. Removed as soon as both ends hold the connection."""
+    """A fresh directory of mode 0700 that holds one socket file. Removed as soon as both ends hold the connection.
+
+    A file inside is locked for as long as its process lives: what a killed server left is swept by the next one. A lock and not a process
+    id, which means nothing to a server in another container that shares the directory above.
+    """
 
     def __init__(self) -> None:
-        self._path = Path(_make_short_directory())
+        parent = _short_parent()
+        _sweep(parent)
+        self._path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self.address = f"ipc://{self._path / 'wire'}"
+        self._lock = os.open(self._path / "new", os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.rename(self._path / "new", self._path / _LOCK)  # under its name it was never without its lock
 
     def remove(self) -> None:
         shutil.rmtree(self._path, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
 
-def _make_short_directory() -> str:
+def _sweep(parent: str) -> None:
+    """Remove what is ours, private, and whose lock nobody holds; whatever is in doubt stays."""
+    for path in Path(parent).glob(f"{_PREFIX}????????"):
+        with contextlib.suppress(OSError):
+            status = path.lstat()
+            if not stat.S_ISDIR(status.st_mode) or stat.S_IMODE(status.st_mode) != 0o700 or status.st_uid != os.getuid():
+                continue
+            lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _short_parent() -> str:
     for parent in dict.fromkeys((tempfile.gettempdir(), "/tmp")):
         if len(os.fsencode(parent)) + len("/radixserve-12345678/wire") <= MAX_SOCKET_PATH_BYTES and os.access(parent, os.W_OK):
-            return tempfile.mkdtemp(prefix="radixserve-", dir=parent)
+            return parent
     raise ConfigError(
         f"TMPDIR: expected a writable directory with a path under 80 bytes for the engine's socket, got {tempfile.gettempdir()}"
     )

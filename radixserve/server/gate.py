@@ -4,7 +4,7 @@ import asyncio
 
 
 class Gate:
-    """Entered by each request that makes the engine work, left when its last byte is sent."""
+    """Entered by each request that makes the engine work, once its body is here; left when its last byte is sent."""
 
     def __init__(self) -> None:
         self.is_open = True

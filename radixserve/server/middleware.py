@@ -112,13 +112,28 @@ class DoorMiddleware:
         if scope["method"] not in ("POST", "PUT"):  # the others make the engine do nothing that a client waits for
             await self._app(scope, receive, send)
             return
+        self._require_open()
+        is_inside = False
+
+        async def receive_through_gate() -> Message:
+            """Only a request that is here in full is inside: a body that never comes must not hold up the drain."""
+            nonlocal is_inside
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body") and not is_inside:
+                self._require_open()
+                self._gate.enter()
+                is_inside = True
+            return message
+
+        try:
+            await self._app(scope, receive_through_gate, send)
+        finally:
+            if is_inside:
+                self._gate.leave()
+
+    def _require_open(self) -> None:
         if not self._gate.is_open:
             raise ShuttingDownError("the server is shutting down and takes no new requests")
-        self._gate.enter()
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            self._gate.leave()
 
 
 def _request_id(given: str) -> str:

@@ -26,11 +26,12 @@ from radixserve.tokenizer.tokenizer import Tokenizer
 logger = logging.getLogger("radixserve.server")
 
 LAST_WORDS_TIMEOUT_S = 1.0  # for the error events of requests that were cut
+LAST_BYTES_TIMEOUT_S = 1.0  # for clients to take what was written for them
 _BACKLOG = 2048
 
 
 def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, make_link: Callable[[], EngineLink] = ProcessLink) -> int:
-    """Serve until a signal. Returns the exit status: 0 after SIGTERM or SIGINT, 1 when the engine died too often.
+    """Serve until a signal. Returns the exit status: 0 after SIGTERM, SIGHUP or SIGINT, 1 when the engine died too often.
 
     Raises ConfigError for an address that cannot be had, ModelError, and EngineDeadError with the engine's words when it cannot start.
     """
@@ -51,12 +52,16 @@ def run_server(engine_config: EngineConfig, server_config: ServerConfig, *, make
 
 
 def _bind(config: ServerConfig) -> socket.socket:
-    """Before the model is loaded, so that a taken port costs no wait. It refuses connections until the server listens."""
+    """Before the model is loaded, so that a taken port costs no wait.
+
+    It listens at once: two servers may both bind a port that neither listens on. Who connects early waits until the server is ready.
+    """
     try:
         family = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((config.host, config.port))
+        listener.listen(_BACKLOG)
     except OSError as error:
         raise ConfigError(f"--host, --port: cannot listen on {config.host}:{config.port}: {error.strerror}") from error
     return listener
@@ -72,6 +77,21 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.is_listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Everything that will ever be sent was written before: whoever has not taken it in time is cut off here."""
+        for server in self.servers:
+            server.close()
+        connections: set[Any] = self.server_state.connections
+        for connection in list(connections):
+            connection.shutdown()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_BYTES_TIMEOUT_S):
+                while connections:  # noqa: ASYNC110 - uvicorn has no event for it
+                    await asyncio.sleep(0.02)
+        for connection in list(connections):
+            connection.transport.abort()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -110,6 +130,8 @@ class _Serving:
 
         loop.add_signal_handler(signal.SIGTERM, on_signal, self._drain_asked)
         loop.add_signal_handler(signal.SIGINT, on_signal, self._stop_asked)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which is what nohup asks for
+            loop.add_signal_handler(signal.SIGHUP, on_signal, self._drain_asked)
 
     async def _unless_asked_to_end(self, starting: Coroutine[Any, Any, AsyncEngine]) -> AsyncEngine | None:
         start = asyncio.create_task(starting)
@@ -151,8 +173,9 @@ class _Serving:
         return status
 
     async def _empty(self, gate: Gate, engine: AsyncEngine, reason: UnavailableError) -> None:
-        """Let nothing in; on SIGTERM let what runs finish; cut the rest and give its last words time to get out."""
+        """Let nothing in; on SIGTERM or SIGHUP let what runs finish; cut the rest and give its last words time to get out."""
         gate.close()
+        engine.replace_no_more()
         if self._drain_asked.is_set():
             logger.info("draining: no new requests; running ones have %g s", self._config.drain_timeout_s)
             await _first_of(gate.wait_empty(self._config.drain_timeout_s), self._stop_asked.wait())

@@ -30,6 +30,7 @@ async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
+        leaving.result()  # the body itself may be refused when its end comes
         raise ClientGoneError
     finally:
         for task in (working, leaving):

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,7 +23,7 @@ from radixserve.config import EngineConfig, ServerConfig
 from radixserve.engine.client import AsyncEngine
 from radixserve.engine.link import ProcessLink
 from radixserve.errors import ConfigError, EngineDeadError
-from radixserve.server.serve import run_server
+from radixserve.server.serve import LAST_BYTES_TIMEOUT_S, LAST_WORDS_TIMEOUT_S, _bind, run_server
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +36,10 @@ class Server:
     url: str
     client: openai.AsyncOpenAI
     http: httpx.AsyncClient
+    log_file: Path
+
+    def log(self) -> str:
+        return self.log_file.read_text()
 
     @property
     def engine(self) -> psutil.Process:
@@ -60,14 +66,15 @@ def drain_timeout_s(request: pytest.FixtureRequest) -> float:
 
 
 @pytest.fixture
-async def server(model_dir: Path, drain_timeout_s: float) -> AsyncIterator[Server]:
+async def server(model_dir: Path, drain_timeout_s: float, tmp_path: Path) -> AsyncIterator[Server]:
     command = [sys.executable, "-m", "tests.support.echo_server_main", str(model_dir), str(STEP_S), str(drain_timeout_s)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220 - starting takes no time
+    with open(tmp_path / "server.log", "w") as log:  # noqa: ASYNC230 - nor does this
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)  # noqa: ASYNC220 - starting takes no time
     try:
         assert process.stdout is not None
         url = await asyncio.to_thread(_read_address, process)
         async with httpx.AsyncClient(base_url=url) as http, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
-            yield Server(process, url, client, http)
+            yield Server(process, url, client, http, tmp_path / "server.log")
     finally:
         children = psutil.Process(process.pid).children() if process.poll() is None else []
         process.kill()
@@ -243,14 +250,16 @@ async def test_an_engine_that_cannot_start_says_why_and_leaves_nothing(monkeypat
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_while_the_engine_loads_leaves_no_process(model_dir: Path, sent: signal.Signals) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_while_the_engine_loads_leaves_nothing(model_dir: Path, tmp_path: Path, sent: signal.Signals) -> None:
     script = (
-        "import sys; from radixserve.config import *; from radixserve.engine.link import ProcessLink; "
+        "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+        "from radixserve.config import *; from radixserve.engine.link import ProcessLink; "
         "from radixserve.server.serve import run_server; loading = [sys.executable, '-c', 'import time; time.sleep(60)']; "
         f"sys.exit(run_server(EngineConfig({str(model_dir)!r}), ServerConfig(port=0), make_link=lambda: ProcessLink(loading)))"
     )
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT)  # noqa: ASYNC220 - starting takes no time
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=environment)  # noqa: ASYNC220 - starting takes no time
     try:
         await until(lambda: psutil.Process(process.pid).children(), 10.0)
         (engine,) = psutil.Process(process.pid).children()
@@ -258,6 +267,7 @@ async def test_a_signal_while_the_engine_loads_leaves_no_process(model_dir: Path
         await until(lambda: process.poll() is not None)
         assert process.returncode == 0
         assert is_gone(engine)
+        assert os.listdir(tmp_path) == []
     finally:
         process.kill()
         process.wait()
@@ -267,3 +277,55 @@ async def test_a_taken_port_is_told_before_anything_is_loaded(server: Server) ->
     config = ServerConfig(port=int(server.url.rpartition(":")[2]))
     with pytest.raises(ConfigError, match="cannot listen on 127"):
         run_server(EngineConfig("/no-such-model"), config)
+
+
+def test_two_servers_that_start_at_once_do_not_share_a_port() -> None:
+    """The winner here has not loaded its model yet: it only just took its port."""
+    with _bind(ServerConfig(port=0)) as listener, pytest.raises(ConfigError, match="cannot listen on 127"):
+        _bind(ServerConfig(port=listener.getsockname()[1]))
+
+
+@pytest.mark.parametrize("drain_timeout_s", [0.5], indirect=True)
+async def test_clients_that_neither_send_nor_read_do_not_hold_up_the_end(server: Server, drain_timeout_s: float) -> None:
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    with socket.create_connection(address) as sends_no_body, socket.socket() as reads_nothing, socket.create_connection(address) as idle:
+        sends_no_body.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        reads_nothing.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reads_nothing.connect(address)
+        body = json.dumps({"prompt": "a" * 50, "max_tokens": 900, "n": 64, "stream": True, "logprobs": 5}).encode()
+        reads_nothing.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await asyncio.sleep(1.0)
+        server.process.send_signal(signal.SIGTERM)
+        asked_at = time.monotonic()
+        assert await server.wait_exit() == 0
+        assert time.monotonic() - asked_at < drain_timeout_s + LAST_WORDS_TIMEOUT_S + LAST_BYTES_TIMEOUT_S + 1.5
+        assert idle.recv(1) == b""
+    log = server.log()
+    assert "stopping: 1 requests are cut" in log, "the reader was to be inside still, and the sender never was"
+    assert "Traceback" not in log
+    assert "Cancel" not in log
+
+
+@pytest.mark.parametrize("drain_timeout_s", [10.0], indirect=True)
+async def test_a_body_that_never_comes_does_not_hold_up_the_drain(server: Server) -> None:
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as sends_no_body:
+        sends_no_body.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        await asyncio.sleep(0.2)
+        server.process.send_signal(signal.SIGTERM)
+        assert await server.wait_exit(4) == 0
+    assert "Traceback" not in server.log()
+
+
+@pytest.mark.parametrize("delay_s", [0.02, 0.05, 0.1, 0.2])
+def test_ctrl_c_right_after_the_start_is_no_traceback(delay_s: float) -> None:
+    """The interpreter's own start is not ours: the clock runs from the first line of ours."""
+    command = [sys.executable, "-X", "importtime", "-m", "radixserve", "serve", "--model-path", "/no-such-model", "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "argparse" in line:
+                break
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode in (2, 130)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 import tempfile
+import threading
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import zmq
 
 from radixserve.config import CacheConfig, EngineConfig
 from radixserve.core import Request, SamplingParams
+from radixserve.engine import client
 from radixserve.engine.client import AsyncEngine
 from radixserve.engine.link import ProcessLink
 from radixserve.errors import ConfigError, EngineDeadError
@@ -157,3 +159,27 @@ def test_counters_are_all_that_is_added() -> None:
     )
     assert new.plus_counters_of(dead.without_gauges()) == expected
     assert dead.without_gauges().num_running == dead.without_gauges().pool_tokens == 0
+
+
+async def test_an_engine_that_dies_while_the_server_drains_is_the_last() -> None:
+    engine = await AsyncEngine.start(CONFIG, make_link=lambda: ThreadLink(EchoEngine(CONFIG)))
+    engine.replace_no_more()
+    await kill(engine)
+    async with asyncio.timeout(5):
+        await engine.wait_given_up()
+    assert engine.num_restarts == 0
+    await engine.stop()
+
+
+async def test_a_flush_keeps_its_timeout_when_the_engine_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    echo = EchoEngine(CONFIG)
+    engine = await AsyncEngine.start(CONFIG, make_link=lambda: ThreadLink(echo))
+    goes_on = threading.Event()
+    monkeypatch.setattr(echo, "flush_cache", lambda: goes_on.wait(20))
+    monkeypatch.setattr(client, "MIN_FLUSH_ANSWER_S", 0.05)
+    async with asyncio.timeout(5):
+        assert not await engine.flush_cache(0.1)
+        assert not await engine.flush_cache()
+    goes_on.set()
+    assert await engine.flush_cache(5.0)
+    await engine.stop()

@@ -1,6 +1,10 @@
 """The wire and the streams: what goes in comes out, in a private place, in bounded memory."""
 
+import os
+import signal
 import stat
+import subprocess
+import sys
 from array import array
 from pathlib import Path
 
@@ -71,6 +75,30 @@ def test_the_socket_lives_in_a_private_directory_and_goes_with_it() -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o700
     directory.remove()
     assert not path.exists()
+
+
+def test_what_a_killed_server_left_is_swept_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    script = "from radixserve.engine import wire; import os, signal; wire.SocketDirectory(); os.kill(os.getpid(), signal.SIGKILL)"
+    assert subprocess.run([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}).returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    living = wire.SocketDirectory()
+    assert not left.exists()
+    (living_path,) = tmp_path.iterdir()
+    for name, mode in (("radixserve-nolock__", 0o700), ("radixserve-opentoal", 0o755), ("radixserve-longer-name", 0o700), ("other", 0o700)):
+        (tmp_path / name).mkdir(mode)
+        if name != "radixserve-nolock__":
+            (tmp_path / name / "lock").touch()
+    target = tmp_path / "other"
+    (tmp_path / "radixserve-symlink_").symlink_to(target)
+    before = {living_path, *tmp_path.iterdir()}
+    another = wire.SocketDirectory()
+    assert before < set(tmp_path.iterdir())
+    assert (target / "lock").exists()
+    another.remove()
+    living.remove()
+    living.remove()
+    assert not living_path.exists()
 
 
 def test_a_long_temporary_directory_is_not_used_for_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

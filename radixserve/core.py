@@ -263,7 +263,7 @@ class RequestOutput:
     error: RequestError | None = None
     queue_time_s: float = 0.0  # arrival at the scheduler to first admission
     logprobs: tuple[TokenLogprob, ...] = ()  # of token_ids, where they were asked for
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # new since the previous output; the first one ever is that of max(1, prompt_logprobs_start)
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # new ones, in order; the very first is that of position max(1, prompt_logprobs_start)
 
     @property
     def is_final(self) -> bool:

@@ -40,6 +40,7 @@ class EngineStats:
     requests_total: int = 0  # accepted
     finished_total: int = 0
     aborted_total: int = 0
+    timed_out_total: int = 0
     retracted_total: int = 0
     prefill_steps_total: int = 0
     decode_steps_total: int = 0

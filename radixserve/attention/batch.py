@@ -28,7 +28,9 @@ class ForwardBatch:
     kv_indptr_host: torch.Tensor
     kv_last_page_len_host: torch.Tensor
     seq_lens_host: torch.Tensor
-    logits_indices: torch.Tensor  # [num_rows_with_logits] int64, device; indices into the tokens
+    # [num_sampled_rows + num_targets] int64, device; indices into the tokens: the last of each sampled row, then every position whose
+    # logits give a prompt token's log-probability; both in row order
+    logits_indices: torch.Tensor
     num_decode_rows: int
     page_size: int
 

@@ -35,7 +35,7 @@ def build_engine(config: EngineConfig) -> Engine:
     assert context_length is not None
     pool, page_table = _allocate(config, model_config, num_pages, dtype, device)
     attention = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
-    runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size)
+    runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids)
     cache: PageCache = DisabledCache(num_pages, page_size) if config.cache.disable_radix_cache else PrefixCache(num_pages, page_size)
     scheduler = Scheduler(config.scheduler, cache, context_length, frozenset(model_config.eos_token_ids))
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name)

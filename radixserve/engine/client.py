@@ -86,6 +86,11 @@ class AsyncEngine:
         return self._last_stats
 
     @property
+    def num_tokens_without_news(self) -> int:
+        """Prompt tokens of all requests that nothing was heard of yet."""
+        return sum(stream.num_prompt_tokens for stream in self._streams.values() if not stream.has_news)
+
+    @property
     def stalled_s(self) -> float:
         """Seconds since the engine last moved anything, while it has work; 0 without work. Accurate to about WATCH_INTERVAL_S."""
         return self._progress.silent_s(time.monotonic()) if self._streams else 0.0
@@ -109,6 +114,13 @@ class AsyncEngine:
         """Ask for an end with reason abort; the stream still gets its final output. An unknown id is ignored."""
         if request_id in self._streams and self._is_alive:
             self._send(wire.Abort(request_id))
+
+    def abort_matching(self, prefix: str) -> int:
+        """Abort every request whose id begins with `prefix` ("" for all); returns how many there were."""
+        request_ids = [request_id for request_id in self._streams if request_id.startswith(prefix)]
+        for request_id in request_ids:
+            self.abort(request_id)
+        return len(request_ids)
 
     def finish(self, request_id: str, num_output_tokens: int) -> None:
         """Ask for an end with reason stop after num_output_tokens tokens. An unknown id is ignored."""

@@ -139,7 +139,3 @@ def _refuse_what_is_not_built(request: Request) -> None:
     if request.namespace.adapter:
         message = f"adapter: LoRA adapters are not supported by this engine, got {shown(request.namespace.adapter)}"
         raise UnsupportedFieldError(message, param="adapter")
-    if request.priority != 0:
-        raise UnsupportedFieldError(
-            f"priority: not supported by this engine (accepted: 0), got {shown(request.priority)}", param="priority"
-        )

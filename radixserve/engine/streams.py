@@ -1,6 +1,7 @@
 """News of requests on their way to whoever asked: one stream per request, groups of streams for calls with several choices.
 
-A consumer that reads slowly costs no more than its token ids: outputs that were not taken yet are merged into one.
+A consumer that reads slowly costs no more than its token ids, and the log-probabilities that it asked for: outputs that were not
+taken yet are merged into one.
 """
 
 import asyncio
@@ -8,7 +9,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from radixserve.core import FinishReason, Request, RequestError, RequestOutput
+from radixserve.core import FinishReason, Request, RequestError, RequestOutput, TokenLogprob
 from radixserve.errors import RadixServeError
 
 
@@ -17,9 +18,13 @@ class RequestStream:
 
     def __init__(self, request: Request, abort: Callable[[str], None], finish: Callable[[str, int], None]) -> None:
         self.request_id = request.request_id
+        self.num_prompt_tokens = len(request.prompt_ids)
+        self.has_news = False  # anything was ever pushed
         self._abort = abort
         self._finish = finish
         self._pending_ids: list[int] = []
+        self._pending_logprobs: list[TokenLogprob] = []
+        self._pending_prompt_logprobs: list[TokenLogprob] = []
         self._pending: RequestOutput | None = None
         self._last = RequestOutput(request.request_id, (), len(request.prompt_ids), 0, 0)
         self._event = asyncio.Event()
@@ -32,7 +37,10 @@ class RequestStream:
         if self.is_ended:
             return
         was_empty = self._pending is None
+        self.has_news = True
         self._pending_ids.extend(output.token_ids)
+        self._pending_logprobs.extend(output.logprobs)
+        self._pending_prompt_logprobs.extend(output.prompt_logprobs)
         self._pending = self._last = output
         self.is_ended = output.is_final
         if was_empty:
@@ -40,17 +48,25 @@ class RequestStream:
 
     def cut(self, error: RadixServeError) -> None:
         """End with a final output that carries `error`: the engine died, or the server stops."""
-        last = dataclasses.replace(self._last, token_ids=(), finish_reason=FinishReason.ERROR, error=RequestError.of(error))
-        self.push(last)
+        nothing_new = dataclasses.replace(self._last, token_ids=(), logprobs=(), prompt_logprobs=())
+        self.push(dataclasses.replace(nothing_new, finish_reason=FinishReason.ERROR, error=RequestError.of(error)))
 
     def take(self) -> RequestOutput | None:
         """All news since the last take as one output; None when there is none."""
         output, self._pending = self._pending, None
         if output is None:
             return None
-        if len(self._pending_ids) != len(output.token_ids):
-            output = dataclasses.replace(output, token_ids=tuple(self._pending_ids))
+        is_merged = len(self._pending_ids) != len(output.token_ids)
+        if is_merged or len(self._pending_prompt_logprobs) != len(output.prompt_logprobs):
+            output = dataclasses.replace(
+                output,
+                token_ids=tuple(self._pending_ids),
+                logprobs=tuple(self._pending_logprobs),
+                prompt_logprobs=tuple(self._pending_prompt_logprobs),
+            )
         self._pending_ids.clear()
+        self._pending_logprobs.clear()
+        self._pending_prompt_logprobs.clear()
         self._is_exhausted = output.is_final
         return output
 

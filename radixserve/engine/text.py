@@ -14,13 +14,14 @@ class TextDelta(NamedTuple):
     num_tokens: int  # of the whole output so far: those that count
     finish_reason: FinishReason | None  # set once the text is complete
     must_finish: bool  # a stop string was found in a request that still runs: the engine is to finish it after num_tokens
+    matched: str | int | None = None  # the stop string, or the EOS or stop token, that ended it
 
 
 class OutputText:
     """One per request."""
 
-    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
-        self._detokenizer = Detokenizer(tokenizer, request.prompt_ids, request.sampling.stop)
+    def __init__(self, tokenizer: Tokenizer, request: Request, skip_special_tokens: bool = True) -> None:
+        self._detokenizer = Detokenizer(tokenizer, request.prompt_ids, request.sampling.stop, skip_special_tokens)
         self._is_stopped = False
 
     def push(self, output: RequestOutput) -> TextDelta:
@@ -30,6 +31,7 @@ class OutputText:
         news = self._detokenizer.push(ids)
         if news.matched_stop is not None:
             self._is_stopped = True
-            return TextDelta(news.text, news.num_tokens, FinishReason.STOP, must_finish=not was_stopped and not output.is_final)
+            must_finish = not was_stopped and not output.is_final
+            return TextDelta(news.text, news.num_tokens, FinishReason.STOP, must_finish, news.matched_stop)
         rest = self._detokenizer.finish() if output.is_final else ""
-        return TextDelta(news.text + rest, output.num_output_tokens, output.finish_reason, must_finish=False)
+        return TextDelta(news.text + rest, output.num_output_tokens, output.finish_reason, must_finish=False, matched=output.stop_token_id)

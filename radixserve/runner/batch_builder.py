@@ -1,10 +1,13 @@
 """From a ScheduledBatch of integers to the ForwardBatch of tensors. Reads the page table and the last tokens; changes neither."""
 
+from collections.abc import Sequence
+
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from radixserve.attention.batch import ForwardBatch
-from radixserve.core import ScheduledBatch
+from radixserve.core import ScheduledBatch, ScheduledRow
 from radixserve.kv import PageTable
 
 
@@ -24,8 +27,28 @@ def check_rows(batch: ScheduledBatch, vocab_size: int) -> None:
             assert row.count == len(row.token_ids), f"{where}: expected count == len(token_ids) == {len(row.token_ids)}, got {row.count}"
             low, high = min(row.token_ids), max(row.token_ids)
             assert 0 <= low <= high < vocab_size, f"{where}: expected token ids in 0..{vocab_size - 1}, got {low}..{high}"
-        assert row.num_logits in (0, 1), f"{where}: expected num_logits 0 or 1, got {row.num_logits}"
+        _check_targets(row, vocab_size, where)
         assert row.adapter_id == 0, f"{where}: the runner has no adapters, got adapter_id {row.adapter_id}"
+
+
+def _check_targets(row: ScheduledRow, vocab_size: int, where: str) -> None:
+    if not row.target_ids:
+        return
+    first, last, end = row.target_start, row.target_start + len(row.target_ids), row.start + row.count
+    assert row.start <= first and last <= end, f"{where}: expected targets inside of {row.start}..{end}, got {first}..{last}"
+    low, high = min(row.target_ids), max(row.target_ids)
+    assert 0 <= low <= high < vocab_size, f"{where}: expected target ids in 0..{vocab_size - 1}, got {low}..{high}"
+
+
+def _logits_indices(rows: Sequence[ScheduledRow], qo_indptr: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Indices into the step's tokens: the last one of each sampled row, then the positions of all targets."""
+    sampled = np.fromiter((row.is_sampled for row in rows), dtype=np.bool_, count=len(rows))
+    indices = [qo_indptr[1:][sampled].astype(np.int64) - 1]
+    for row, first_token in zip(rows, qo_indptr[:-1].tolist(), strict=True):
+        if row.target_ids:
+            first = first_token + row.target_start - row.start
+            indices.append(np.arange(first, first + len(row.target_ids), dtype=np.int64))
+    return np.concatenate(indices)
 
 
 def build_forward_batch(batch: ScheduledBatch, page_table: PageTable, last_token_ids: torch.Tensor, device: torch.device) -> ForwardBatch:
@@ -39,7 +62,6 @@ def build_forward_batch(batch: ScheduledBatch, page_table: PageTable, last_token
     input_ids = decode_ids
     if prompt_ids:
         input_ids = torch.cat([decode_ids, torch.from_numpy(np.concatenate(prompt_ids)).to(device, torch.int64)])
-    wants_logits = np.fromiter((row.num_logits > 0 for row in rows), dtype=np.bool_, count=len(rows))
     host = {name: torch.from_numpy(getattr(csr, name)) for name in ("qo_indptr", "kv_indptr", "kv_last_page_len", "seq_lens")}
     return ForwardBatch(
         input_ids=input_ids,
@@ -54,7 +76,7 @@ def build_forward_batch(batch: ScheduledBatch, page_table: PageTable, last_token
         kv_indptr_host=host["kv_indptr"],
         kv_last_page_len_host=host["kv_last_page_len"],
         seq_lens_host=host["seq_lens"],
-        logits_indices=torch.from_numpy(csr.qo_indptr[1:][wants_logits].astype(np.int64) - 1).to(device),
+        logits_indices=torch.from_numpy(_logits_indices(rows, csr.qo_indptr)).to(device),
         num_decode_rows=num_decode_rows,
         page_size=page_table.page_size,
     )

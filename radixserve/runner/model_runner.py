@@ -1,17 +1,25 @@
 """ModelRunner: executes a ScheduledBatch. It holds the page table, the sampling settings and the last token of every slot;
 it knows neither requests' texts nor who owns a page.
+
+    hidden [num_tokens] -> logits of sampled rows -> adjustments (penalties, bias, min_tokens) -> sampler -> token ids
+                                   '-> their log-probabilities, before adjustments
+                        -> logits of prompt targets, some rows at a time -> their log-probabilities
 """
 
 import time
+from itertools import islice
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.batch import ForwardBatch
-from radixserve.core import ScheduledBatch, StepOutput, StepTimes
+from radixserve.core import RowLogprobs, ScheduledBatch, StepOutput, StepTimes, TokenLogprob
 from radixserve.kv import KVPool, PageTable
+from radixserve.runner.adjustments import LogitAdjustments
 from radixserve.runner.batch_builder import build_forward_batch, check_rows
+from radixserve.runner.logprobs import token_logprobs
 from radixserve.runner.sampler import sample
 from radixserve.runner.slots import SlotSettings
 
@@ -31,9 +39,18 @@ class ModelRunner:
 
     vocab_size: ids at and above it are never drawn. Where a head has more rows than the tokenizer has tokens, a vocab_size of all rows
     lets those be drawn too, as transformers does; they are no text.
+    eos_token_ids: ids that end a request, which min_tokens holds back.
     """
 
-    def __init__(self, decoder: DecoderContract, pool: KVPool, page_table: PageTable, attention: AttentionBackend, vocab_size: int) -> None:
+    def __init__(
+        self,
+        decoder: DecoderContract,
+        pool: KVPool,
+        page_table: PageTable,
+        attention: AttentionBackend,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
         assert pool.page_size == page_table.page_size, (
             f"ModelRunner: expected one page size, got {pool.page_size} in the pool and {page_table.page_size} in the page table"
         )
@@ -43,13 +60,14 @@ class ModelRunner:
         self._attention = attention
         self._vocab_size = vocab_size
         self._slots = SlotSettings(page_table.num_slots)
+        self._adjustments = LogitAdjustments(page_table.num_slots, vocab_size, pool.device, eos_token_ids)
         # on the device, so that the next step can start without the host having seen this one's tokens
         self._last_token_ids = torch.zeros(page_table.num_slots, dtype=torch.int64, device=pool.device)
         self._has_last_token = [False] * page_table.num_slots
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepOutput:
-        """Run one step: freed slots first, then page writes, forward, and one token for each row that wants logits.
+        """Run one step: freed slots first, then page writes, forward, one token for each sampled row, and the log-probabilities asked for.
 
         AssertionError, with nothing computed, where the batch breaks its contract (core.ScheduledBatch).
         """
@@ -61,42 +79,92 @@ class ModelRunner:
         self._attention.plan(forward_batch)
         planned = time.perf_counter()
         hidden = self._decoder.forward(forward_batch, self._attention)
-        logits = None
-        if forward_batch.logits_indices.shape[0]:
-            logits = self._decoder.compute_logits(hidden.index_select(0, forward_batch.logits_indices))
+        sampled = [index for index, row in enumerate(batch.rows) if row.is_sampled]
+        logits = self._logits(hidden, forward_batch.logits_indices[: len(sampled)]) if sampled else None
         if self._pool.device.type == "cuda":
             torch.cuda.synchronize(self._pool.device)  # else the forward's time would be counted as sampling
         forwarded = time.perf_counter()
-        token_ids = self._sample(batch, logits)
-        return StepOutput(batch.step, token_ids, StepTimes(planned - started, forwarded - planned, time.perf_counter() - forwarded))
+        token_ids = [-1] * len(batch.rows)
+        of_sampled: dict[int, TokenLogprob] = {}
+        if logits is not None:
+            drawn = self._sample(batch, sampled, logits)
+            of_sampled = self._sampled_logprobs(batch, sampled, logits, drawn)
+            for index, token_id in zip(sampled, drawn.tolist(), strict=True):
+                self._has_last_token[batch.rows[index].slot] = True
+                token_ids[index] = token_id
+        of_prompt = self._prompt_logprobs(batch, hidden, forward_batch.logits_indices[len(sampled) :])
+        times = StepTimes(planned - started, forwarded - planned, time.perf_counter() - forwarded)
+        return StepOutput(batch.step, tuple(token_ids), times, _row_logprobs(len(batch.rows), of_sampled, of_prompt))
 
     def _apply_slot_changes(self, batch: ScheduledBatch) -> None:
         check_rows(batch, self._vocab_size)
         for slot in batch.freed_slots:
             self._slots.clear(slot)
+            self._adjustments.clear(slot)
             self._page_table.clear(slot)
             self._has_last_token[slot] = False
         for row in batch.rows:
             if row.request is not None:
                 self._slots.put(row.slot, row.request)
+                self._adjustments.put(row.slot, row.request, row.output_ids)
             assert self._slots.is_taken(row.slot), f"slot {row.slot}: expected a request at first sight of the slot, got None"
             assert not row.is_decode or self._has_last_token[row.slot], f"slot {row.slot}: a decode row before any token was sampled in it"
+            assert not row.target_ids or self._slots.num_prompt_top[row.slot] is not None, (
+                f"slot {row.slot}: expected targets only where prompt_logprobs is set, got {len(row.target_ids)}"
+            )
             for page_write in row.page_writes:
                 highest = max(page_write.page_ids, default=0)
                 assert highest <= self._pool.num_pages, f"slot {row.slot}: expected page ids in 1..{self._pool.num_pages}, got {highest}"
                 self._page_table.write(row.slot, page_write)
 
-    def _sample(self, batch: ScheduledBatch, logits: torch.Tensor | None) -> tuple[int, ...]:
-        """One id per row, -1 where none is wanted; remembers them by slot."""
-        wanted = [index for index, row in enumerate(batch.rows) if row.num_logits]
-        result = [-1] * len(batch.rows)
-        if logits is None:
-            return tuple(result)
-        slots = [batch.rows[index].slot for index in wanted]
-        settings = self._slots.sampling_rows(slots, [batch.rows[index].output_index for index in wanted])
-        token_ids = sample(logits[:, : self._vocab_size], settings)
-        self._last_token_ids.index_copy_(0, torch.tensor(slots, device=token_ids.device), token_ids)
-        for index, slot, token_id in zip(wanted, slots, token_ids.tolist(), strict=True):
-            self._has_last_token[slot] = True
-            result[index] = token_id
-        return tuple(result)
+    def _logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+        """[n, vocab_size] float32 of the tokens at indices [n]; a head's padding is cut off."""
+        return self._decoder.compute_logits(hidden.index_select(0, indices))[:, : self._vocab_size]
+
+    def _sample(self, batch: ScheduledBatch, sampled: list[int], logits: torch.Tensor) -> torch.Tensor:
+        """Token ids [n] int64 of rows `sampled`, whose logits are [n, vocab_size]; remembers them by slot. Leaves logits as they are."""
+        slots = np.array([batch.rows[index].slot for index in sampled], dtype=np.int64)
+        output_indices = np.array([batch.rows[index].output_index for index in sampled], dtype=np.int64)
+        adjusted = self._adjustments.apply(logits, slots, output_indices)
+        token_ids = sample(adjusted, self._slots.sampling_rows(slots, output_indices))
+        self._adjustments.record(slots, token_ids)
+        self._last_token_ids.index_copy_(0, torch.from_numpy(slots).to(token_ids.device), token_ids)
+        return token_ids
+
+    def _sampled_logprobs(
+        self, batch: ScheduledBatch, sampled: list[int], logits: torch.Tensor, token_ids: torch.Tensor
+    ) -> dict[int, TokenLogprob]:
+        """By index of the row, of those of `sampled` whose request asks for them."""
+        num_top = [self._slots.num_top[batch.rows[index].slot] for index in sampled]
+        wanted = [place for place, k in enumerate(num_top) if k is not None]
+        if not wanted:
+            return {}
+        index = torch.tensor(wanted, dtype=torch.int64, device=logits.device)
+        logprobs = token_logprobs(
+            lambda first, last: logits.index_select(0, index[first:last]),
+            token_ids.index_select(0, index),
+            [k for k in num_top if k is not None],
+        )
+        return {sampled[place]: logprob for place, logprob in zip(wanted, logprobs, strict=True)}
+
+    def _prompt_logprobs(self, batch: ScheduledBatch, hidden: torch.Tensor, indices: torch.Tensor) -> dict[int, tuple[TokenLogprob, ...]]:
+        """By index of the row, of rows with targets; indices [num_targets] are the tokens whose logits say how likely each was."""
+        with_targets = [index for index, row in enumerate(batch.rows) if row.target_ids]
+        if not with_targets:
+            return {}
+        rows = [batch.rows[index] for index in with_targets]
+        target_ids = torch.from_numpy(np.concatenate([np.asarray(row.target_ids) for row in rows])).to(hidden.device, torch.int64)
+        num_top = [self._slots.num_prompt_top[row.slot] or 0 for row in rows for _ in row.target_ids]
+        logprobs = iter(token_logprobs(lambda first, last: self._logits(hidden, indices[first:last]), target_ids, num_top))
+        return {index: tuple(islice(logprobs, len(row.target_ids))) for index, row in zip(with_targets, rows, strict=True)}
+
+
+def _row_logprobs(
+    num_rows: int, of_sampled: dict[int, TokenLogprob], of_prompt: dict[int, tuple[TokenLogprob, ...]]
+) -> tuple[RowLogprobs | None, ...]:
+    if not of_sampled and not of_prompt:
+        return ()
+    return tuple(
+        RowLogprobs(of_sampled.get(index), of_prompt.get(index, ())) if index in of_sampled or index in of_prompt else None
+        for index in range(num_rows)
+    )

@@ -1,4 +1,4 @@
-"""Sampler: from logits and settings to one token per row, all rows in one batch of tensor operations.
+"""Sampler: from logits (those of adjustments.py) and settings to one token per row, all rows in one batch of tensor operations.
 
 Greedy (temperature 0 or top_k 1): argmax of the float32 logits, the lowest id among equals. Otherwise, in this order:
   1. p = softmax(logits / temperature)

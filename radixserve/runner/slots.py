@@ -1,8 +1,7 @@
 """What the runner remembers of each slot between steps: the sampling settings of the request in it, as arrays that index at once."""
 
-from collections.abc import Sequence
-
 import numpy as np
+import numpy.typing as npt
 
 from radixserve.core import Request
 from radixserve.runner.random import uniforms
@@ -21,6 +20,9 @@ class SlotSettings:
         self._min_p = np.zeros(num_slots, dtype=np.float64)
         self._seed = np.zeros(num_slots, dtype=np.uint64)
         self._choice_index = np.zeros(num_slots, dtype=np.uint64)
+        # how many of the likeliest tokens are wanted beside each token's log-probability; None: no log-probabilities
+        self.num_top: list[int | None] = [None] * num_slots
+        self.num_prompt_top: list[int | None] = [None] * num_slots
 
     def put(self, slot: int, request: Request) -> None:
         assert not self._is_taken[slot], f"slot {slot} was given to request {request.request_id!r} before it was freed"
@@ -33,6 +35,8 @@ class SlotSettings:
         self._min_p[slot] = sampling.min_p
         self._seed[slot] = request.seed
         self._choice_index[slot] = request.choice_index
+        self.num_top[slot] = sampling.logprobs
+        self.num_prompt_top[slot] = sampling.prompt_logprobs
 
     def clear(self, slot: int) -> None:
         self._is_taken[slot] = False
@@ -40,11 +44,10 @@ class SlotSettings:
     def is_taken(self, slot: int) -> bool:
         return bool(self._is_taken[slot])
 
-    def sampling_rows(self, slots: Sequence[int], output_indices: Sequence[int]) -> SamplingRows:
+    def sampling_rows(self, slots: npt.NDArray[np.int64], output_indices: npt.NDArray[np.int64]) -> SamplingRows:
         """Settings and uniforms of one draw per slot; output_indices[i] is the place of slots[i]'s token in its output."""
-        index = np.asarray(slots, dtype=np.int64)
-        greedy = self._greedy[index]
-        uniform = np.zeros(len(index))
+        greedy = self._greedy[slots]
+        uniform = np.zeros(len(slots))
         if not greedy.all():
-            uniform = uniforms(self._seed[index], self._choice_index[index], np.asarray(output_indices, dtype=np.uint64))
-        return SamplingRows(greedy, self._temperature[index], self._top_k[index], self._top_p[index], self._min_p[index], uniform)
+            uniform = uniforms(self._seed[slots], self._choice_index[slots], output_indices.astype(np.uint64))
+        return SamplingRows(greedy, self._temperature[slots], self._top_k[slots], self._top_p[slots], self._min_p[slots], uniform)

@@ -34,17 +34,17 @@ class WaitingQueue:
 
 
 def fcfs(waiting: list[RequestState], cache: PageCache) -> list[RequestState]:
-    """First come, first served."""
-    return waiting
+    """Higher priority first; then first come, first served."""
+    return sorted(waiting, key=lambda state: -state.request.priority)
 
 
 def lpm(waiting: list[RequestState], cache: PageCache) -> list[RequestState]:
-    """Longest cached prefix first; equal lengths in order of arrival. Only what may have changed is matched again."""
+    """Higher priority first; then longest cached prefix; equal lengths in order of arrival. Nothing is matched twice in one version."""
     for state in waiting:
-        if state.match_version != cache.version:
-            state.matched = cache.match(state.request.namespace, state.token_ids).num_tokens
+        if state.match_version != cache.version and not state.is_following:
+            state.matched = cache.match(state.request.namespace, state.token_ids, state.max_cached).num_tokens
             state.match_version = cache.version
-    return sorted(waiting, key=lambda state: -state.matched)
+    return sorted(waiting, key=lambda state: (-state.request.priority, -state.matched))
 
 
 POLICIES: dict[str, Callable[[list[RequestState], PageCache], list[RequestState]]] = {"lpm": lpm, "fcfs": fcfs}

@@ -6,7 +6,7 @@ Admission reserves prompt and max_tokens in full, so that a running request neve
     free + evictable >= sum of reserved_pages of the running requests        (kept by admission, relied on by reserve)
 """
 
-from array import array
+import dataclasses
 from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
@@ -16,18 +16,19 @@ from radixserve.core import (
     FinishReason,
     PageWrite,
     Request,
+    RequestError,
     RequestOutput,
+    RowLogprobs,
     ScheduledBatch,
     ScheduledRow,
     StepOutput,
 )
-from radixserve.errors import InvalidRequestError, context_length_error
+from radixserve.errors import InvalidRequestError, QueueFullError, RequestTimeoutError, context_length_error
 from radixserve.metrics import EngineStats
 from radixserve.scheduler.policy import WaitingQueue
+from radixserve.scheduler.sharing import is_worth_waiting
 from radixserve.scheduler.state import RequestState
 from radixserve.tree.prefix_cache import PageCache
-
-NO_TOKENS = array("i")
 
 
 class _Blocked(NamedTuple):
@@ -43,6 +44,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig, cache: PageCache, context_length: int, eos_token_ids: frozenset[int] = frozenset()) -> None:
         assert config.chunked_prefill_size is not None and config.max_running_requests is not None
         assert config.chunked_prefill_size >= config.max_running_requests, "each running request needs a token of every step's budget"
+        self._config = config
         self.cache = cache
         self.context_length = context_length
         self.max_step_tokens = config.chunked_prefill_size
@@ -69,7 +71,10 @@ class Scheduler:
         if request.request_id in self._running or request.request_id in self._waiting:
             raise InvalidRequestError(f"request_id: {request.request_id!r} is in use by a request that is not finished")
         self._check_length(len(request.prompt_ids), request.sampling.max_tokens)
-        num_positions = len(request.prompt_ids) + request.sampling.max_tokens - 1  # the last token is not fed back
+        limit = self._config.max_queued_requests
+        if limit is not None and len(self._waiting) >= limit:
+            raise QueueFullError(f"the server is busy: {limit} requests wait already; try again later")
+        num_positions = len(request.prompt_ids) + max(request.sampling.max_tokens, 1) - 1  # the last token is not fed back
         total_pages = -(-num_positions // self.cache.page_size)
         self._blocked = None
         self.totals.requests_total += 1
@@ -108,6 +113,7 @@ class Scheduler:
         """Plan the next step; None if there is nothing to compute. Each batch is answered by update() before the next one is planned."""
         assert not self._in_flight, "the last batch was not answered yet"
         self._apply_marks(now)
+        self._time_out(now)
         decoding = [state for state in self._running.values() if state.is_decoding]
         prefilling = [state for state in self._running.values() if not state.is_decoding]
         self.cache.make_room(sum(state.needs_page(1, self.cache.page_size) for state in decoding), now)
@@ -131,13 +137,13 @@ class Scheduler:
         """Take in what the runner computed for the last batch; returns the news of all requests."""
         assert output.step == self._step, f"expected the output of step {self._step}, got that of step {output.step}"
         assert len(output.token_ids) == len(self._in_flight)
-        for (state, row), token_id in zip(self._in_flight, output.token_ids, strict=True):
+        asked = output.logprobs or (None,) * len(self._in_flight)
+        for (state, row), token_id, logprobs in zip(self._in_flight, output.token_ids, asked, strict=True):
             state.num_computed += row.count
             if not row.is_decode:
                 self.totals.prefill_tokens_total += row.count
                 self._publish(state, now)
-            if row.num_logits:
-                self._take_token(state, token_id, now)
+            self._take_result(state, row, token_id, logprobs, now)
         self._in_flight = []
         return self.take_outputs()
 
@@ -170,6 +176,8 @@ class Scheduler:
         if not self._waiting or not self._free_slots or self._is_still_blocked():
             return
         for state in self._waiting.ordered():
+            if is_worth_waiting(state, self._running.values(), self.cache):
+                continue
             if not self._free_slots or not self._try_admit(state, now):
                 return
             yield state
@@ -184,7 +192,7 @@ class Scheduler:
 
     def _try_admit(self, state: RequestState, now: float) -> bool:
         """A request that does not fit leaves no trace."""
-        match = self.cache.match(state.request.namespace, state.token_ids)
+        match = self.cache.match(state.request.namespace, state.token_ids, state.max_cached)
         num_needed = state.total_pages - match.num_tokens // self.cache.page_size
         if num_needed > self._unpromised_pages() - match.num_unlocked_pages:
             self._blocked = _Blocked(self._unpromised_pages(), self.cache.growth)
@@ -207,27 +215,13 @@ class Scheduler:
 
     def _row(self, state: RequestState, count: int, now: float) -> ScheduledRow:
         """The next `count` positions of a running request."""
-        start = state.num_computed
         assert state.path is not None and 0 < count <= state.num_uncomputed
-        token_ids = NO_TOKENS if state.is_decoding else state.token_ids[start : start + count]
         held = len(state.path.pages)
-        write = self.cache.reserve(state.path, start + count, now)
+        write = self.cache.reserve(state.path, state.num_computed + count, now)
         self._reserved_pages -= len(state.path.pages) - held
         if write is not None:
             state.page_writes.append(write)
-        row = ScheduledRow(
-            slot=state.slot,
-            start=start,
-            count=count,
-            token_ids=token_ids,
-            page_writes=tuple(state.page_writes),
-            num_logits=int(start + count == len(state.token_ids)),
-            output_index=state.num_output,
-            request=None if state.first_row_sent else state.request,
-        )
-        state.page_writes = []
-        state.first_row_sent = True
-        return row
+        return state.next_row(count)
 
     def _publish(self, state: RequestState, now: float) -> None:
         """Let others share the prompt that is computed so far."""
@@ -236,15 +230,23 @@ class Scheduler:
         if write is not None:
             state.page_writes.append(write)
 
-    def _take_token(self, state: RequestState, token_id: int, now: float) -> None:
-        state.token_ids.append(token_id)
-        self.totals.generation_tokens_total += 1
-        reason = state.finish_reason(self._eos_token_ids)
+    def _take_result(self, state: RequestState, row: ScheduledRow, token_id: int, logprobs: RowLogprobs | None, now: float) -> None:
+        """The news of one row: a token, log-probabilities of prompt tokens, or the end of a request that wanted no token."""
+        reason: FinishReason | None = None
+        token_ids: tuple[int, ...] = ()
+        if row.is_sampled:
+            state.token_ids.append(token_id)
+            token_ids = (token_id,)
+            self.totals.generation_tokens_total += 1
+            reason = state.finish_reason(self._eos_token_ids)
+        elif state.num_uncomputed == 0:
+            reason = FinishReason.LENGTH
         if reason is not None:
             self._release(state, now)
             self.totals.finished_total += 1
-        stop_token_id = token_id if reason is FinishReason.STOP else None
-        self._outbox.append(self._output(state, (token_id,), state.num_output, reason, stop_token_id))
+        output = state.output(token_ids, reason, token_id if reason is FinishReason.STOP else None, logprobs)
+        if token_ids or reason or output.prompt_logprobs:
+            self._outbox.append(output)
 
     def _release(self, state: RequestState, now: float) -> None:
         """Take a request out of the running ones; what it computed stays in the tree."""
@@ -265,7 +267,7 @@ class Scheduler:
                 del state.token_ids[state.num_prompt + num_output_tokens :]
                 self._release(state, now)
                 self.totals.finished_total += 1
-                self._outbox.append(self._output(state, (), state.num_output, FinishReason.STOP))
+                self._outbox.append(state.output((), FinishReason.STOP))
         for request_id in self._to_abort:
             state = self._waiting.remove(request_id) or self._running.get(request_id)
             self._blocked = None
@@ -273,25 +275,25 @@ class Scheduler:
                 if state.path is not None:
                     self._release(state, now)
                 self.totals.aborted_total += 1
-                self._outbox.append(self._output(state, (), state.num_output, FinishReason.ABORT))
+                self._outbox.append(state.output((), FinishReason.ABORT))
         self._to_finish.clear()
         self._to_abort.clear()
 
-    def _output(
-        self,
-        state: RequestState,
-        token_ids: tuple[int, ...],
-        num_output: int,
-        reason: FinishReason | None = None,
-        stop_token_id: int | None = None,
-    ) -> RequestOutput:
-        return RequestOutput(
-            request_id=state.request.request_id,
-            token_ids=token_ids,
-            num_prompt_tokens=state.num_prompt,
-            num_cached_tokens=state.num_cached,
-            num_output_tokens=num_output,
-            finish_reason=reason,
-            stop_token_id=stop_token_id,
-            queue_time_s=state.queue_time_s,
-        )
+    def _time_out(self, now: float) -> None:
+        """End what waited or took longer than the config allows."""
+        config = self._config
+        if config.queue_timeout_s is None and config.request_timeout_s is None:
+            return
+        for states, limit, doing in (
+            (self._waiting, config.queue_timeout_s, "waited"),
+            (self._waiting, config.request_timeout_s, "waited"),
+            (self._running.values(), config.request_timeout_s, "took"),
+        ):
+            for state in [state for state in states if limit is not None and now - state.arrival_s > limit]:
+                if state.path is None:
+                    self._waiting.remove(state.request.request_id)
+                else:
+                    self._release(state, now)
+                self.totals.timed_out_total += 1
+                error = RequestTimeoutError(f"the request {doing} longer than the {limit:g} s that this server allows")
+                self._outbox.append(dataclasses.replace(state.output((), FinishReason.ERROR), error=RequestError.of(error)))

@@ -1,7 +1,11 @@
 """RequestState: what the scheduler knows of one request, waiting or running."""
 
-from radixserve.core import FinishReason, IntArray, PageWrite, Request
+from array import array
+
+from radixserve.core import FinishReason, IntArray, PageWrite, Request, RequestOutput, RowLogprobs, ScheduledRow
 from radixserve.tree.prefix_cache import PagePath
+
+NO_TOKENS: IntArray = array("i")
 
 
 class RequestState:
@@ -15,6 +19,8 @@ class RequestState:
     __slots__ = (
         "arrival_s",
         "first_row_sent",
+        "leader",
+        "leader_end",
         "match_version",
         "matched",
         "num_cached",
@@ -35,6 +41,8 @@ class RequestState:
         self.total_pages = total_pages  # of prompt and max_tokens: what admission reserves
         self.matched = 0  # tokens re-used if it were admitted at match_version
         self.match_version = -1
+        self.leader: RequestState | None = None  # a running request that computes this one's prefix right now
+        self.leader_end = 0  # up to here
         self.queue_time_s = 0.0
         self.num_cached = 0
         # from here on: while it runs
@@ -57,6 +65,27 @@ class RequestState:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def first_scored(self) -> int:
+        """First prompt position whose log-probability is wanted; the prompt's length where none is."""
+        sampling = self.request.sampling
+        return self.num_prompt if sampling.prompt_logprobs is None else max(1, sampling.prompt_logprobs_start)
+
+    @property
+    def max_cached(self) -> int:
+        """Tokens that may be re-used: the logits that score position first_scored are those of the position before it."""
+        return min(self.first_scored, self.num_prompt) - 1 if self.request.sampling.prompt_logprobs is not None else len(self.token_ids) - 1
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.path is not None and self.num_computed < self.num_prompt
+
+    @property
+    def is_following(self) -> bool:
+        """Its leader still computes what both begin with."""
+        leader = self.leader
+        return leader is not None and leader.is_prefilling and leader.num_computed < self.leader_end
+
+    @property
     def is_decoding(self) -> bool:
         """Its next row is the single token that the runner sampled last."""
         return self.num_output > 0 and self.num_uncomputed == 1 and self.first_row_sent
@@ -65,6 +94,49 @@ class RequestState:
     def reserved_pages(self) -> int:
         """Pages that admission promised it and that it does not hold yet."""
         return self.total_pages - len(self.path.pages) if self.path is not None else 0
+
+    def next_row(self, count: int) -> ScheduledRow:
+        """The next `count` positions, for whose pages there is room; the runner is told what it does not know yet."""
+        start, end = self.num_computed, self.num_computed + count
+        # logits at position p score the token at p + 1
+        target_start = max(start, self.first_scored - 1)
+        target_end = max(target_start, min(end, self.num_prompt - 1))
+        row = ScheduledRow(
+            slot=self.slot,
+            start=start,
+            count=count,
+            token_ids=NO_TOKENS if self.is_decoding else self.token_ids[start:end],
+            page_writes=tuple(self.page_writes),
+            is_sampled=end == len(self.token_ids) and self.request.sampling.max_tokens > 0,
+            output_index=self.num_output,
+            request=None if self.first_row_sent else self.request,
+            output_ids=NO_TOKENS if self.first_row_sent else self.token_ids[self.num_prompt :],
+            target_ids=self.token_ids[target_start + 1 : target_end + 1],
+            target_start=target_start,
+        )
+        self.page_writes = []
+        self.first_row_sent = True
+        return row
+
+    def output(
+        self,
+        token_ids: tuple[int, ...],
+        reason: FinishReason | None = None,
+        stop_token_id: int | None = None,
+        logprobs: RowLogprobs | None = None,
+    ) -> RequestOutput:
+        return RequestOutput(
+            request_id=self.request.request_id,
+            token_ids=token_ids,
+            num_prompt_tokens=self.num_prompt,
+            num_cached_tokens=self.num_cached,
+            num_output_tokens=self.num_output,
+            finish_reason=reason,
+            stop_token_id=stop_token_id,
+            queue_time_s=self.queue_time_s,
+            logprobs=(logprobs.sampled,) if logprobs is not None and logprobs.sampled is not None else (),
+            prompt_logprobs=logprobs.prompt if logprobs is not None else (),
+        )
 
     def needs_page(self, count: int, page_size: int) -> bool:
         """Whether the next `count` positions need a page that it does not hold."""

@@ -34,6 +34,7 @@ def admin_router(context: ServerContext) -> APIRouter:
             raise EngineStalledError(f"the engine has work and has moved nothing for {context.engine.stalled_s:.0f} s")
         return json_reply({"status": "ok"})
 
+    @router.post("/reset_prefix_cache")
     @router.post("/flush_cache")
     async def flush_cache(http: HttpRequest) -> Response:
         timeout_s = _timeout_of(http)

@@ -14,12 +14,16 @@ from radixserve.errors import RadixServeError
 from radixserve.server.access import AccessGuard
 from radixserve.server.admin import admin_router
 from radixserve.server.context import ServerContext
+from radixserve.server.control import control_router
 from radixserve.server.exporter import EngineCollector
 from radixserve.server.http_metrics import HttpMetrics
+from radixserve.server.info_routes import info_router
 from radixserve.server.latency import LatencyMetrics
 from radixserve.server.middleware import Cors, DoorMiddleware, EdgeMiddleware
+from radixserve.server.native import native_router
 from radixserve.server.openai import openai_router
 from radixserve.server.replies import RequestFailedError, describe, error_reply
+from radixserve.server.tokenizing import tokenizing_router
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -36,7 +40,8 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig) 
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RadixServeError, _our_error)
     app.add_exception_handler(RequestFailedError, _our_error)
-    routers = (openai_router(context), admin_router(context))
+    makers = (openai_router, native_router, tokenizing_router, info_router, control_router, admin_router)
+    routers = [make_router(context) for make_router in makers]
     for router in routers:
         app.include_router(router)
     _add_edge(app, context, [route.path for router in routers for route in router.routes if isinstance(route, Route)])

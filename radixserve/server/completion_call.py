@@ -1,82 +1,69 @@
 """What POST /v1/completions asks for: the body checked field by field, before any token is computed."""
 
 import dataclasses
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from radixserve.config import ServerConfig
-from radixserve.core import IntArray, Namespace, SamplingParams, token_array
+from radixserve.core import SamplingParams
 from radixserve.errors import InvalidRequestError, UnsupportedFieldError
+from radixserve.server import sampling_fields as shared
+from radixserve.server.call import Call, Prompt
 from radixserve.server.fields import Fields, show
 from radixserve.server.known_fields import refuse_unsupported
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionCall:
-    """Choice index = prompt index * n + k, k in 0 .. n - 1."""
-
-    model: str | None
-    prompts: tuple[str | IntArray, ...]
-    sampling: SamplingParams
-    n: int
-    is_stream: bool
-    include_usage: bool  # a last chunk with the usage
-    continuous_usage: bool  # usage in every chunk
-    namespace: Namespace
-    ignored: tuple[str, ...]  # fields that no protocol knows
+    call: Call
+    echo: bool
+    return_token_ids: bool
+    return_cached_tokens_details: bool
 
 
-def parse_completion_call(
-    body: dict[str, Any], vocab_size: int, check_length: Callable[[int, int], None], limits: ServerConfig
-) -> CompletionCall:
-    """Raises InvalidRequestError or UnsupportedFieldError, with the field as param.
-
-    check_length(num_prompt_tokens, max_tokens) raises ContextLengthError; it is asked before a list of token ids is looked at.
-    """
+def parse_completion_call(body: dict[str, Any], limits: shared.Limits) -> CompletionCall:
+    """Raises InvalidRequestError, UnsupportedFieldError or ContextLengthError, with the field as param."""
     fields = Fields(body)
-    n = fields.integer("n", 1)
-    if not 1 <= n <= limits.max_n:
-        raise fields.wrong("n", f"an integer in [1, {limits.max_n}]", n)
+    n = shared.read_n(fields, limits)
     _check_best_of(fields, n)
-    sampling = _parse_sampling(fields, limits)
-    prompts = _parse_prompts(fields, n, limits.max_choices)
+    echo = fields.boolean("echo")
+    logprobs = read_num_logprobs(fields, "logprobs")
+    asked = shared.LogprobsAsked(logprobs, logprobs if echo else None)
+    sampling = shared.read_sampling(fields, shared.SamplingNames(), limits, SamplingParams().max_tokens, asked)
+    special = fields.boolean("skip_special_tokens", True), fields.boolean("add_special_tokens", True)
+    contents = [
+        prompt if isinstance(prompt, str) else shared.read_token_ids(fields, limits, "prompt", prompt, sampling.max_tokens)
+        for prompt in _read_prompts(fields, limits, n)
+    ]
+    call = read_call(fields, tuple(Prompt(content, sampling, *special) for content in contents), n)
+    parsed = CompletionCall(call, echo, fields.boolean("return_token_ids"), fields.boolean("return_cached_tokens_details"))
+    refuse_unsupported(fields)
+    return dataclasses.replace(parsed, call=dataclasses.replace(call, ignored=(*fields.unread(), *call.ignored)))
+
+
+def read_call(fields: Fields, prompts: tuple[Prompt, ...], n: int) -> Call:
+    """The fields that both OpenAI routes share. Names unread inside stream_options are in `ignored`; others are not yet."""
     stream_options = fields.object("stream_options")
-    call = CompletionCall(
+    rid = fields.raw("rid") or fields.raw("request_id")
+    # in the order of the prompts of one call, so that each of them can be told apart by its own index
+    ids = () if rid is None else (shared.check_rid(fields, "rid", rid),) * len(prompts)
+    call = Call(
         model=fields.string("model") or None,
-        prompts=tuple(
-            prompt if isinstance(prompt, str) else _parse_token_ids(prompt, vocab_size, sampling.max_tokens, check_length)
-            for prompt in prompts
-        ),
-        sampling=sampling,
+        prompts=prompts,
         n=n,
         is_stream=fields.boolean("stream"),
         include_usage=stream_options.boolean("include_usage"),
         continuous_usage=stream_options.boolean("continuous_usage_stats"),
-        namespace=Namespace(cache_salt=fields.string("cache_salt"), extra_key=fields.string("extra_key")),
-        ignored=(),
+        namespace=shared.read_namespace(fields),
+        priority=shared.read_priority(fields),
+        ids=ids,
     )
-    refuse_unsupported(fields)
-    ignored = (*fields.unread(), *stream_options.unread())
-    return dataclasses.replace(call, ignored=ignored)
+    return dataclasses.replace(call, ignored=tuple(stream_options.unread()))
 
 
-def _parse_sampling(fields: Fields, limits: ServerConfig) -> SamplingParams:
-    defaults = SamplingParams()
-    stop = fields.strings("stop")
-    if len(stop) > limits.max_stop_strings or any(len(text) > limits.max_stop_chars for text in stop):
-        expected = f"at most {limits.max_stop_strings} strings of at most {limits.max_stop_chars} characters"
-        raise fields.wrong("stop", expected, list(stop))
-    return SamplingParams(
-        max_tokens=fields.integer("max_tokens", defaults.max_tokens),
-        temperature=fields.number("temperature", defaults.temperature),
-        top_p=fields.number("top_p", defaults.top_p),
-        top_k=fields.integer("top_k", defaults.top_k),
-        min_p=fields.number("min_p", defaults.min_p),
-        seed=fields.optional_integer("seed"),
-        stop=stop,
-        ignore_eos=fields.boolean("ignore_eos"),
-    ).validate()
+def read_num_logprobs(fields: Fields, name: str) -> int | None:
+    """false is none: some tools send it. The range is checked with the other sampling parameters."""
+    value = fields.raw(name)
+    return None if value is False else fields.optional_integer(name)
 
 
 def _check_best_of(fields: Fields, n: int) -> None:
@@ -85,7 +72,7 @@ def _check_best_of(fields: Fields, n: int) -> None:
         raise UnsupportedFieldError(f"best_of is not supported by this server (accepted: null or n), got {show(best_of)}", param="best_of")
 
 
-def _parse_prompts(fields: Fields, n: int, max_choices: int) -> list[str] | list[list[Any]]:
+def _read_prompts(fields: Fields, limits: shared.Limits, n: int) -> list[str] | list[list[Any]]:
     """A string, a list of strings, a list of token ids, or a list of lists of token ids; the ids are not looked at yet."""
     prompt = fields.raw("prompt")
     expected = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
@@ -98,14 +85,7 @@ def _parse_prompts(fields: Fields, n: int, max_choices: int) -> list[str] | list
     kind = type(prompt[0])
     if kind not in (str, list):
         return [prompt]
-    if len(prompt) * n > max_choices:
-        message = f"prompt: expected at most {max_choices} choices in one call, got {len(prompt)} prompts times n = {n}"
-        raise InvalidRequestError(message, param="prompt")
+    shared.check_num_choices(fields, limits, "prompt", len(prompt), n)
     if not all(type(item) is kind for item in prompt):
         raise fields.wrong("prompt", expected, prompt)
     return prompt
-
-
-def _parse_token_ids(ids: list[Any], vocab_size: int, max_tokens: int, check_length: Callable[[int, int], None]) -> IntArray:
-    check_length(len(ids), max_tokens)
-    return token_array(ids, vocab_size)

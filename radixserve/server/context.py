@@ -37,20 +37,25 @@ class ServerContext:
         if name is not None and not is_known:
             raise ModelNotFoundError(f"model: expected {self.served_name} or {DEFAULT_MODEL_ALIAS}, got {name[:100]}", param="model")
 
+    @property
+    def max_request_tokens(self) -> int:
+        """What prompt and output of one request may have together."""
+        return min(self.engine.info.context_length, self.engine.info.max_total_tokens)
+
     def client_priority(self, asked: int) -> int:
-        """"""
+        """A client's wish, held to what --max-client-priority allows."""
         return max(_MIN_PRIORITY, min(asked, self.config.max_client_priority))
 
     def check_length(self, num_prompt_tokens: int, max_tokens: int) -> None:
         """One rule at every endpoint: prompt and max_tokens together fit the context and the pool, or the request is refused."""
-        info = self.engine.info
-        longest = min(info.context_length, info.max_total_tokens)
+        longest = self.max_request_tokens
         if num_prompt_tokens + max_tokens > longest:
-            raise context_length_error(num_prompt_tokens, max_tokens, longest, is_pool=longest < info.context_length)
+            is_pool = longest < self.engine.info.context_length
+            raise context_length_error(num_prompt_tokens, max_tokens, longest, is_pool)
 
     def check_text(self, text: str) -> None:
         """Refuse, before the work of encoding it, a text that has many times more characters than the longest prompt could have."""
-        longest = min(self.engine.info.context_length, self.engine.info.max_total_tokens)
+        longest = self.max_request_tokens
         # the factor leaves room for normalizers, which make one character of several
         if len(text) > 4 * longest * self.tokenizer.max_token_chars:
             raise ContextLengthError(

@@ -114,8 +114,32 @@ class Fields:
             raise self.wrong(name, "an object", value)
         return Fields(value, f"{self._path}{name}.")
 
+    def objects(self, name: str) -> "list[Fields]":
+        """A list of objects, not empty."""
+        value = self.raw(name)
+        if not isinstance(value, list) or not value or not all(isinstance(item, dict) for item in value):
+            raise self.wrong(name, "a list of objects, not empty", value)
+        return [Fields(item, f"{self._path}{name}[{index}].") for index, item in enumerate(value)]
+
+    def all(self) -> dict[str, Any]:
+        """A copy of the whole object, for those who take any name."""
+        self._read.update(self._body)
+        return dict(self._body)
+
+    def path_of(self, name: str) -> str:
+        return self._path + name
+
+    def renamed(self, error: InvalidRequestError, name: str) -> InvalidRequestError:
+        """An error about one of our own names, said of the field that the caller sent; its message begins with the name."""
+        path = self._path + name
+        return type(error)(path + error.message.removeprefix(error.param or ""), param=path)
+
+    def unread_names(self) -> list[str]:
+        return [name for name in self._body if name not in self._read]
+
     def unread(self) -> list[str]:
-        return [self._path + name for name in self._body if name not in self._read]
+        """The same with their path."""
+        return [self._path + name for name in self.unread_names()]
 
     def wrong(self, name: str, expected: str, value: Any) -> InvalidRequestError:
         return InvalidRequestError(f"{self._path}{name}: expected {expected}, got {show(value)}", param=self._path + name)

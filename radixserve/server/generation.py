@@ -2,25 +2,56 @@
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from radixserve.core import FinishReason, Request, RequestError, RequestOutput
+from radixserve.core import FinishReason, IntArray, Request, RequestError, RequestOutput, TokenLogprob
 from radixserve.engine.client import AsyncEngine
 from radixserve.engine.streams import StreamGroup
-from radixserve.engine.text import OutputText
+from radixserve.engine.text import OutputText, TextDelta
 from radixserve.errors import EngineDeadError, RequestAbortedError
 from radixserve.server.latency import LatencyMetrics
 from radixserve.server.replies import RequestFailedError
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 
-class ChoiceDelta(NamedTuple):
-    """New text of one choice; exactly one delta of each choice has a finish_reason, and it is the last."""
+@dataclass(frozen=True, slots=True)
+class ChoiceDelta:
+    """News of one choice; exactly one delta of each choice has a finish_reason, and it is the last.
+
+    Tokens whose text is held back come with the delta that shows it. Joined, the deltas of a choice hold one token id, and one
+    log-probability where they were asked for, for each token that the usage counts: EOS and the tokens of a stop string included.
+    """
 
     choice_index: int
     text: str
-    finish_reason: str | None
+    finish_reason: str | None = None
+    matched: str | int | None = None  # what the reason "stop" was: a stop string, or the id of EOS or a stop token
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # all of them, in the first delta
+    is_first: bool = False
+
+
+def joined(deltas: Sequence[ChoiceDelta]) -> ChoiceDelta:
+    """Successive deltas of one choice as one."""
+    last = deltas[-1]
+    return ChoiceDelta(
+        last.choice_index,
+        "".join(delta.text for delta in deltas),
+        last.finish_reason,
+        last.matched,
+        tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        tuple(entry for delta in deltas for entry in delta.logprobs),
+        deltas[0].prompt_logprobs,
+        deltas[0].is_first,
+    )
+
+
+class TokenCounts(NamedTuple):
+    prompt: int
+    cached: int  # of the prompt
+    completion: int
 
 
 @dataclass(slots=True)
@@ -30,59 +61,97 @@ class _Choice:
     num_tokens: int = 0
     num_cached_tokens: int | None = None  # None until the first news
     last_news_at: float | None = None
+    is_first: bool = True
+    # not sent yet:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    def add(self, output: RequestOutput, news: TextDelta) -> None:
+        num_new = news.num_tokens - self.num_tokens
+        self.num_tokens = news.num_tokens
+        self.token_ids += output.token_ids[:num_new]
+        self.logprobs += output.logprobs[:num_new]
+        self.prompt_logprobs += output.prompt_logprobs
+
+    def take(self, index: int, news: TextDelta) -> ChoiceDelta:
+        reason = None if news.finish_reason is None else news.finish_reason.value
+        tokens = tuple(self.token_ids), tuple(self.logprobs), tuple(self.prompt_logprobs)
+        delta = ChoiceDelta(index, news.text, reason, news.matched, *tokens, self.is_first)
+        self.is_first = False
+        for pending in (self.token_ids, self.logprobs, self.prompt_logprobs):
+            pending.clear()
+        return delta
 
 
 class Generation:
     """Requests are ordered by choice index: prompt index * n + k. Close it to abort what still runs."""
 
     def __init__(
-        self, engine: AsyncEngine, tokenizer: Tokenizer, requests: Sequence[Request], n: int, latency: LatencyMetrics, started_at: float
+        self,
+        engine: AsyncEngine,
+        tokenizer: Tokenizer,
+        requests: Sequence[Request],
+        n: int,
+        latency: LatencyMetrics,
+        started_at: float,
+        skip_special_tokens: Sequence[bool],
     ) -> None:
+        """skip_special_tokens: one per request. Raises EngineDeadError."""
+        self.started_at = started_at
         self._n = n
         self._latency = latency
-        self._started_at = started_at
-        self._choices = [_Choice(OutputText(tokenizer, request), len(request.prompt_ids)) for request in requests]
+        self._prompt_ids = [request.prompt_ids for request in requests]
+        texts = [OutputText(tokenizer, request, skips) for request, skips in zip(requests, skip_special_tokens)]
+        self._choices = [_Choice(text, len(prompt_ids)) for text, prompt_ids in zip(texts, self._prompt_ids)]
         self._group = _submit_all(engine, requests)
 
     async def deltas(self) -> AsyncGenerator[ChoiceDelta]:
         """Raises RequestFailedError when any choice fails; the others are aborted then."""
         try:
             async for index, output in self._group:
-                delta = self._advance(index, output)
-                if delta.text or delta.finish_reason:
-                    yield delta
+                news = self._advance(index, output)
+                if news.text or news.finish_reason:
+                    yield self._choices[index].take(index, news)
         finally:
             self.close()
 
     def close(self) -> None:
         self._group.close()
 
+    def prompt_ids(self, index: int) -> IntArray:
+        return self._prompt_ids[index]
+
+    def counts(self, index: int) -> TokenCounts:
+        """Of one choice so far. Cached tokens are the least of the choices of its prompt: a later one re-uses what the first computed."""
+        choices = self._choices[index - index % self._n :][: self._n]
+        num_cached = min((choice.num_cached_tokens for choice in choices if choice.num_cached_tokens is not None), default=0)
+        return TokenCounts(self._choices[index].num_prompt_tokens, num_cached, self._choices[index].num_tokens)
+
     def usage(self) -> dict[str, Any]:
-        """Each prompt counts once. Its cached tokens are the least of its choices: a later choice re-uses what the first computed."""
-        by_prompt = [self._choices[start : start + self._n] for start in range(0, len(self._choices), self._n)]
-        num_prompt_tokens = sum(choices[0].num_prompt_tokens for choices in by_prompt)
-        num_cached = sum(min((c.num_cached_tokens for c in choices if c.num_cached_tokens is not None), default=0) for choices in by_prompt)
+        """Each prompt counts once."""
+        counts = [self.counts(index) for index in range(0, len(self._choices), self._n)]
+        num_prompt_tokens = sum(count.prompt for count in counts)
         num_tokens = sum(choice.num_tokens for choice in self._choices)
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_tokens,
             "total_tokens": num_prompt_tokens + num_tokens,
-            "prompt_tokens_details": {"cached_tokens": num_cached},
+            "prompt_tokens_details": {"cached_tokens": sum(count.cached for count in counts)},
         }
 
-    def _advance(self, index: int, output: RequestOutput) -> ChoiceDelta:
+    def _advance(self, index: int, output: RequestOutput) -> TextDelta:
         choice = self._choices[index]
         self._observe(choice, output)
         _raise_for_failure(output)
         news = choice.text.push(output)
-        choice.num_tokens = news.num_tokens
+        choice.add(output, news)
         if news.must_finish:
             self._group.finish(index, news.num_tokens)
-        if news.finish_reason is None:
-            return ChoiceDelta(index, news.text, None)
-        self._latency.observe_end(time.monotonic() - self._started_at)
-        self._latency.observe_lens(choice.num_prompt_tokens, choice.num_tokens)
-        return ChoiceDelta(index, news.text, news.finish_reason.value)
+        if news.finish_reason is not None:
+            self._latency.observe_end(time.monotonic() - self.started_at)
+            self._latency.observe_lens(choice.num_prompt_tokens, choice.num_tokens)
+        return news
 
     def _observe(self, choice: _Choice, output: RequestOutput) -> None:
         if choice.num_cached_tokens is None:
@@ -91,7 +160,7 @@ class Generation:
             return
         now = time.monotonic()
         if choice.last_news_at is None:
-            self._latency.observe_first_token(now - self._started_at, output.queue_time_s)
+            self._latency.observe_first_token(now - self.started_at, output.queue_time_s)
         else:
             self._latency.observe_tokens(now - choice.last_news_at, len(output.token_ids))
         choice.last_news_at = now

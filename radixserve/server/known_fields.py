@@ -1,6 +1,7 @@
-"""Fields of the OpenAI, SGLang and vLLM protocols that are known and not served yet: refused by name, unless their value changes nothing.
+"""Fields of the OpenAI, SGLang and vLLM protocols that are known and not served: refused by name, unless their value changes nothing.
 
-Real tools send many of them with neutral values, so those are accepted. A field that no protocol knows is ignored and named in a header.
+A route reads what it serves; the list is for the rest, so that a name in it may well be served elsewhere. Real tools send many of them with
+neutral values, so those are accepted. A field that no protocol knows is ignored and named in a header.
 """
 
 from typing import Any
@@ -30,22 +31,28 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "add_special_tokens": (True,),
     "allowed_token_ids": ([],),
     "audio": (),
+    "audio_data": ([],),
     "bad_words": ([],),
     "bootstrap_host": (),
     "bootstrap_room": (),
     "cache_control": ({},),
+    "chat_template": (),
+    "documents": ([],),
     "custom_logit_processor": (),
     "custom_params": ({},),
     "detokenize": (True,),
     "ebnf": ("",),
     "echo": (False,),
     "frequency_penalty": (0,),
+    "function_call": ("auto", "none"),
     "functions": ([],),
     "guided_choice": ([],),
     "guided_grammar": ("",),
     "guided_json": ({},),
     "guided_regex": ("",),
+    "image_data": ([],),
     "include_stop_str_in_output": (False,),
+    "input_embeds": ([],),
     "json_schema": ("", {}),
     "kv_transfer_params": ({},),
     "length_penalty": (1,),
@@ -60,6 +67,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "presence_penalty": (0,),
     "priority": (0,),
+    "prediction": (),
     "prompt_embeds": ([],),
     "prompt_logprobs": (False,),
     "reasoning_effort": (),
@@ -82,7 +90,10 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
+    "token_ids_logprob": ([],),
     "use_beam_search": (False,),
+    "video_data": ([],),
+    "web_search_options": (),
 }
 
 
@@ -93,12 +104,13 @@ def _is_same(value: Any, neutral: Any) -> bool:
 
 def refuse_unsupported(fields: Fields) -> None:
     """Raises UnsupportedFieldError for the first known field that asks for what we do not do."""
-    for name in fields.unread():
+    for name in fields.unread_names():
         if name not in NEUTRAL_VALUES:
             continue
         value = fields.raw(name)
         if value is not None and not any(_is_same(value, neutral) for neutral in NEUTRAL_VALUES[name]):
             accepted = " or ".join(["null", *(show(neutral) for neutral in NEUTRAL_VALUES[name])])
-            raise UnsupportedFieldError(f"{name} is not supported by this server (accepted: {accepted}), got {show(value)}", param=name)
+            path = fields.path_of(name)
+            raise UnsupportedFieldError(f"{path} is not supported by this server (accepted: {accepted}), got {show(value)}", param=path)
     for name in HARMLESS:
         fields.raw(name)

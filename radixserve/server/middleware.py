@@ -77,7 +77,7 @@ class Cors(CORSMiddleware):
 
 
 class DoorMiddleware:
-    """The key is asked for before anything else, the body included; POST is refused while draining; an exception becomes an error body."""
+    """The key is asked for before anything else, the body included; draining refuses POST and PUT; an exception becomes an error body."""
 
     def __init__(self, app: ASGIApp, guard: AccessGuard, gate: Gate) -> None:
         self._app = app
@@ -109,7 +109,7 @@ class DoorMiddleware:
             await error_reply(reply)(scope, receive, watched_send)
 
     async def _pass_gate(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["method"] != "POST":
+        if scope["method"] not in ("POST", "PUT"):  # the others make the engine do nothing that a client waits for
             await self._app(scope, receive, send)
             return
         if not self._gate.is_open:

@@ -7,15 +7,25 @@ from typing import Any
 from tokenizers import Tokenizer as RustTokenizer
 
 from radixserve.errors import InvalidRequestError, ModelError, UnsupportedModelError
+from radixserve.tokenizer.chat_template import ChatTemplate
 
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 SPACE_MARK = "▁"  # a space, in vocabularies that come from SentencePiece
 
 
 class Tokenizer:
     """Immutable after loading and safe to share between threads."""
 
-    def __init__(self, backend: RustTokenizer, *, bos_token: str | None = None, eos_token: str | None = None) -> None:
-        """bos_token and eos_token are the names in tokenizer_config.json; tokenizer.json alone does not say which they are."""
+    def __init__(
+        self,
+        backend: RustTokenizer,
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        pad_token: str | None = None,
+        chat_template: ChatTemplate | None = None,
+    ) -> None:
+        """The tokens are the names in tokenizer_config.json; tokenizer.json alone does not say which they are."""
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
@@ -25,6 +35,8 @@ class Tokenizer:
         vocabulary = backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         self.max_token_chars: int = max(map(len, vocabulary), default=0)  # a text of n characters has at least n / max_token_chars tokens
+        self.bos_token, self.eos_token, self.pad_token = bos_token, eos_token, pad_token
+        self.chat_template = chat_template  # None: the model has none
         self.bos_token_id: int | None = None if bos_token is None else backend.token_to_id(bos_token)
         eos_token_id = None if eos_token is None else backend.token_to_id(eos_token)
         self.eos_token_ids: tuple[int, ...] = () if eos_token_id is None else (eos_token_id,)
@@ -44,7 +56,15 @@ class Tokenizer:
                 raise ModelError(f"{path}: cannot be read: {error}") from error
         else:
             backend = _converted_by_transformers(model_dir)
-        return cls(backend, bos_token=_token_text(config, "bos_token"), eos_token=_token_text(config, "eos_token"))
+        names = {key: text for key in _SPECIAL_TOKENS if (text := _token_text(config, key)) is not None}
+        source = _chat_template_source(model_dir, config)
+        return cls(
+            backend,
+            bos_token=names.get("bos_token"),
+            eos_token=names.get("eos_token"),
+            pad_token=names.get("pad_token"),
+            chat_template=None if source is None else ChatTemplate(source, names),
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`. With add_special_tokens the tokenizer's own rule holds (Llama puts BOS first, Qwen and SmolLM2 put nothing).
@@ -148,6 +168,22 @@ def _token_text(config: dict[str, Any], key: str) -> str | None:
     """A special token is written as its text, or as an AddedToken with the text in `content`."""
     token = config.get(key)
     return token.get("content") if isinstance(token, dict) else token
+
+
+def _chat_template_source(model_dir: Path, config: dict[str, Any]) -> str | None:
+    """chat_template.jinja, or chat_template in tokenizer_config.json: a text, or a list of named ones of which "default" counts."""
+    path = model_dir / "chat_template.jinja"
+    if path.exists():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{path}: cannot be read: {error}") from error
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        source = next((item.get("template") for item in source if isinstance(item, dict) and item.get("name") == "default"), None)
+    if source is not None and not isinstance(source, str):
+        raise ModelError(f"{model_dir}: chat_template: expected a text, got {type(source).__name__}")
+    return source
 
 
 def _converted_by_transformers(model_dir: Path) -> RustTokenizer:

@@ -11,6 +11,7 @@ from radixserve.tree.prefix_cache import PagePath, PrefixMatch, timed
 
 
 class DisabledCache:
+    is_shared = False
     version = 0
     growth = 0
     num_evictable_pages = 0
@@ -30,7 +31,7 @@ class DisabledCache:
     def num_free_pages(self) -> int:
         return self._pool.num_free
 
-    def match(self, namespace: Namespace, token_ids: IntArray) -> PrefixMatch:
+    def match(self, namespace: Namespace, token_ids: IntArray, max_len: int) -> PrefixMatch:
         return PrefixMatch(namespace, 0, 0, None)
 
     def lock(self, match: PrefixMatch, now: float) -> PagePath:

@@ -48,6 +48,7 @@ class PageCache(Protocol):
     """The contract of PrefixCache and its plain twin DisabledCache. `now` is any clock that does not run backwards."""
 
     page_size: int
+    is_shared: bool  # whether one request may re-use what another one computed
     seconds: float  # spent behind this door so far
     num_evicted_pages: int  # so far
 
@@ -63,7 +64,7 @@ class PageCache(Protocol):
     def num_evictable_pages(self) -> int: ...
     @property
     def num_locked_pages(self) -> int: ...
-    def match(self, namespace: Namespace, token_ids: IntArray) -> PrefixMatch: ...
+    def match(self, namespace: Namespace, token_ids: IntArray, max_len: int) -> PrefixMatch: ...
     def lock(self, match: PrefixMatch, now: float) -> PagePath: ...
     def make_room(self, num_pages: int, now: float) -> None: ...
     def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None: ...
@@ -93,6 +94,8 @@ def timed(method: Method) -> Method:
 
 class PrefixCache:
     """A radix tree over a page pool."""
+
+    is_shared = True
 
     def __init__(
         self, num_pages: int, page_size: int = 1, policy: str = "lru", on_event: Callable[[TreeEvent], None] | None = None
@@ -131,9 +134,9 @@ class PrefixCache:
         return self.tree.num_locked_pages
 
     @timed
-    def match(self, namespace: Namespace, token_ids: IntArray) -> PrefixMatch:
-        """The longest cached prefix, less what must be computed anyway: at least the last token, for its logits."""
-        found = self.tree.match(TreeKey.of(namespace, token_ids), len(token_ids) - 1)
+    def match(self, namespace: Namespace, token_ids: IntArray, max_len: int) -> PrefixMatch:
+        """The longest cached prefix of at most max_len tokens, and less than all: the last token is computed anyway, for its logits."""
+        found = self.tree.match(TreeKey.of(namespace, token_ids), min(max_len, len(token_ids) - 1))
         return PrefixMatch(namespace, found.length, found.num_unlocked_pages, found)
 
     @timed

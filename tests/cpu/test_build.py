@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from radixserve.core import SamplingParams
 from radixserve.engine.build import resolve_config
 from radixserve.engine.llm import LLM, engine_config
 from radixserve.errors import ConfigError
@@ -60,3 +61,15 @@ def test_a_lower_context_length_holds(tiny_model: Tiny) -> None:
 def test_an_unknown_option_is_named(tiny_model: Tiny) -> None:
     with pytest.raises(Exception, match="page_sise: expected a field"):
         LLM(str(tiny_model("llama", True)), page_sise=4)
+
+
+def test_the_runner_knows_the_models_eos(tiny_model: Tiny) -> None:
+    """min_tokens holds back the EOS of config.json, pushed here so that it would come at once."""
+    llm = LLM(str(tiny_model("llama", True)), device="cpu", dtype="float32", max_total_tokens=512)
+    eos = llm.engine.info.eos_token_ids[0]
+    push = ((eos, 100.0), (9, 50.0))
+    for min_tokens in (0, 3):
+        sampling = SamplingParams(max_tokens=8, temperature=0.0, logit_bias=push, min_tokens=min_tokens)
+        (output,) = llm.generate([[5, 6, 7]], sampling)
+        assert output.token_ids == (9,) * min_tokens + (eos,)
+        assert output.finish_reason == "stop"

@@ -212,13 +212,26 @@ REQUEST = Request("r", array("i", [1, 2]), SamplingParams(temperature=0.0))
 PAGES = (PageWrite(0, array("i", [1, 2])),)
 
 
+def asking(**settings: object) -> Request:
+    return Request("r", array("i", [1, 2]), SamplingParams(temperature=0.0, **settings))  # type: ignore[arg-type]
+
+
+def targets(first: int, *ids: int, request: Request = asking(prompt_logprobs=0)) -> ScheduledRow:  # noqa: B008
+    return ScheduledRow(0, 0, 2, array("i", [1, 2]), PAGES, request=request, target_ids=array("i", ids), target_start=first)
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
         ([ScheduledRow(0, 0, 3, array("i", [1, 2]), PAGES, request=REQUEST)], r"expected count == len\(token_ids\) == 2, got 3"),
         ([ScheduledRow(0, 0, 2, array("i", [1, 97]), PAGES, request=REQUEST)], r"token ids in 0\.\.96, got 1\.\.97"),
         ([ScheduledRow(0, 0, 2, array("i", [1, 2]), PAGES)], "slot 0: expected a request at first sight"),
-        ([ScheduledRow(0, 0, 2, array("i", [1, 2]), PAGES, 2, request=REQUEST)], "num_logits 0 or 1, got 2"),
+        ([targets(0, 1, 2, 3)], r"expected targets inside of 0\.\.2, got 0\.\.3"),
+        ([targets(1, 1, 2)], r"expected targets inside of 0\.\.2, got 1\.\.3"),
+        ([targets(-1, 1, 1)], r"expected targets inside of 0\.\.2, got -1\.\.1"),
+        ([targets(1, 97)], r"expected target ids in 0\.\.96, got 97\.\.97"),
+        ([targets(1, 5, request=REQUEST)], "slot 0: expected targets only where prompt_logprobs is set, got 1"),
+        ([targets(1, request=asking(logit_bias=((97, 1.0),)))], r"expected logit_bias ids in 0\.\.96, got 97\.\.97"),
         ([ScheduledRow(0, 0, 2, array("i", [1, 2]), PAGES, adapter_id=1, request=REQUEST)], "no adapters, got adapter_id 1"),
         ([ScheduledRow(0, 1, 1, array("i"), PAGES, request=REQUEST)], "decode row before any token was sampled"),
         (

@@ -146,3 +146,114 @@ def test_sixteen_clients_with_a_secret_each_under_eviction(url: str) -> None:
         assert secret in text
         assert not any(foreign in text for foreign in secrets if foreign != secret)
     assert evicted_tokens(url) > before
+
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the capital of France?"}]
+
+
+def test_chat_whole_and_in_a_stream(client: openai.OpenAI) -> None:
+    body = {"model": "default", "messages": MESSAGES, "max_completion_tokens": 12, "temperature": 0}
+    whole = client.chat.completions.create(**body)
+    assert "Paris" in (whole.choices[0].message.content or "")
+    chunks = list(client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **body))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole.choices[0].message.content
+    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == whole.choices[0].finish_reason
+    assert whole.usage is not None and chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    details = chunks[-1].usage.prompt_tokens_details
+    assert details is not None and details.cached_tokens == whole.usage.prompt_tokens - 1  # USAGE-08
+
+
+def test_chat_has_the_ids_of_its_template_and_hits_the_cache_of_completions(client: openai.OpenAI, url: str) -> None:
+    """TOK-01 to TOK-03: one text, the same ids wherever it is sent, and no second BOS."""
+    assert httpx.post(f"{url}/flush_cache?timeout=10").status_code == 200
+    answer = client.chat.completions.create(model="default", messages=MESSAGES, max_tokens=1, extra_body={"return_token_ids": True})
+    prompt_ids = answer.model_dump()["prompt_token_ids"]
+    text = httpx.post(f"{url}/detokenize", json={"tokens": prompt_ids, "skip_special_tokens": False}).json()["prompt"]
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>")
+    for add_special_tokens in (True, False):
+        body = {"prompt": text, "add_special_tokens": add_special_tokens}
+        assert httpx.post(f"{url}/tokenize", json=body).json()["tokens"] == prompt_ids
+    warm = client.completions.create(model="default", prompt=text, max_tokens=1)
+    assert cached_tokens(warm) == len(prompt_ids) - 1
+
+
+def test_echo_and_log_probabilities_are_the_same_cold_and_warm(client: openai.OpenAI, url: str) -> None:
+    """USAGE-01, USAGE-05: the harness's request, a prompt of 33 tokens, twice."""
+    assert httpx.post(f"{url}/flush_cache?timeout=10").status_code == 200
+    prompt = httpx.post(f"{url}/tokenize", json={"prompt": LONG_PROMPT}).json()["tokens"][:33]
+    for max_tokens in (1, 0):
+        body = {"model": "default", "prompt": [prompt], "max_tokens": max_tokens, "logprobs": 1, "echo": True, "temperature": 0}
+        answers = [client.completions.create(**body) for _ in range(2)]
+        for answer in answers:
+            logprobs = answer.choices[0].logprobs
+            assert logprobs is not None and logprobs.token_logprobs is not None and logprobs.top_logprobs is not None
+            assert logprobs.tokens is not None and "".join(logprobs.tokens) == answer.choices[0].text
+            assert len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 33 + max_tokens
+            assert logprobs.token_logprobs[0] is None
+            assert all(value is not None and value <= 0 for value in logprobs.token_logprobs[1:])
+            assert all(max(top.values()) >= value for top, value in zip(logprobs.top_logprobs[1:], logprobs.token_logprobs[1:]))
+        cold, warm = (answer.choices[0].logprobs for answer in answers)
+        assert cold is not None and warm is not None
+        assert warm.token_logprobs is not None and cold.token_logprobs is not None
+        assert warm.token_logprobs[1:] == pytest.approx(cold.token_logprobs[1:], abs=1e-3)
+
+
+def test_log_probabilities_from_the_middle_of_a_cached_prompt(url: str) -> None:
+    """USAGE-02: the first position that is asked for is computed, whatever the tree holds before it."""
+    params = {"max_new_tokens": 2, "temperature": 0}
+    ask = {"text": LONG_PROMPT, "sampling_params": params, "return_logprob": True}
+    whole = httpx.post(f"{url}/generate", json={**ask, "logprob_start_len": 0}).json()["meta_info"]
+    for start in (1, 50, whole["prompt_tokens"] - 1):
+        part = httpx.post(f"{url}/generate", json={**ask, "logprob_start_len": start}).json()["meta_info"]
+        assert [entry[1] for entry in part["input_token_logprobs"]] == [entry[1] for entry in whole["input_token_logprobs"]][start:]
+        numbers = [entry[0] for entry in part["input_token_logprobs"]]
+        assert numbers == pytest.approx([entry[0] for entry in whole["input_token_logprobs"]][start:], abs=1e-3)
+        assert part["output_token_logprobs"][0][1] == whole["output_token_logprobs"][0][1]
+
+
+def test_bytes_of_log_probabilities_join_to_a_text_that_is_not_latin(client: openai.OpenAI) -> None:
+    """TOK-07: tokens are forced to be parts of characters."""
+    ids = [153, 153, 153]  # any will do: whatever comes out must join
+    answer = client.chat.completions.create(
+        model="default",
+        messages=[{"role": "user", "content": "Repeat: 한국어 日本語 😀 Ελλάδα"}],
+        max_tokens=24,
+        temperature=0.8,
+        seed=3,
+        logprobs=True,
+        top_logprobs=3,
+        logit_bias={str(token_id): 5 for token_id in ids},
+        extra_body={"ignore_eos": True, "skip_special_tokens": False},
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    data = b"".join(bytes(entry.bytes or []) for entry in logprobs.content)
+    assert data.decode(errors="replace") == answer.choices[0].message.content
+    assert len(logprobs.content) == 24
+    assert all(len(entry.top_logprobs) == 3 for entry in logprobs.content)
+
+
+def test_bad_stop_token_ids_leave_the_server_alone(client: openai.OpenAI) -> None:
+    """API-13."""
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(model="default", prompt="a", extra_body={"stop_token_ids": [10**6, -5]})
+    assert refused.value.param == "stop_token_ids"
+    assert client.completions.create(model="default", prompt="a", max_tokens=1).usage is not None
+
+
+def test_a_bias_decides(client: openai.OpenAI, url: str) -> None:
+    (token_id,) = httpx.post(f"{url}/tokenize", json={"prompt": " London"}).json()["tokens"]
+    answer = client.completions.create(
+        model="default", prompt="The capital of France is", max_tokens=2, temperature=0, logit_bias={str(token_id): 100}
+    )
+    assert answer.choices[0].text == " London London"
+
+
+def test_probes_and_information(url: str) -> None:
+    for path in ("/", "/ready", "/health", "/health_generate", "/model_info", "/server_info", "/v1/loads", "/tokenizer_info"):
+        assert httpx.get(f"{url}{path}", timeout=30).status_code == 200, path
+    info = httpx.get(f"{url}/tokenizer_info").json()
+    assert (info["bos_token"], info["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    assert "<|im_start|>" in info["chat_template"]

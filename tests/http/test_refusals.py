@@ -91,6 +91,40 @@ BAD_VALUES: list[tuple[str, Any]] = [
     ("cache_salt", 5),
     ("extra_key", ["a"]),
     ("model", 5),
+    ("logprobs", -1),
+    ("logprobs", 21),
+    ("logprobs", True),
+    ("logprobs", "5"),
+    ("echo", 1),
+    ("frequency_penalty", 2.5),
+    ("presence_penalty", -2.1),
+    ("presence_penalty", "high"),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", -1),
+    ("repetition_penalty", 2.1),
+    ("logit_bias", {str(VOCAB_SIZE): 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"a": 1}),
+    ("logit_bias", {"²": 1}),
+    ("logit_bias", {"5": "1"}),
+    ("logit_bias", {"5": True}),
+    ("logit_bias", {"5": 101}),
+    ("logit_bias", {"9" * 5000: 1}),
+    ("logit_bias", [1]),
+    ("min_tokens", -1),
+    ("min_tokens", 17),
+    ("stop_token_ids", [10**6, -5]),
+    ("stop_token_ids", [VOCAB_SIZE]),
+    ("stop_token_ids", [-5]),
+    ("stop_token_ids", [True]),
+    ("stop_token_ids", 5),
+    ("stop_token_ids", [5] * 1025),
+    ("skip_special_tokens", 0),
+    ("priority", 2**31),
+    ("priority", 0.5),
+    ("rid", 5),
+    ("rid", "x" * 129),
+    ("rid", "a\n"),
     ("prompt", [["a"]]),
     ("prompt", [{}]),
     ("prompt", [[1], [-1]]),
@@ -198,9 +232,9 @@ async def test_many_middling_texts_are_encoded_off_the_loop_in_one_go(served: Se
     threads = []
     encode = served.app.state.context.tokenizer.encode
 
-    def watched(text: str) -> list[int]:
+    def watched(text: str, add_special_tokens: bool) -> list[int]:
         threads.append(threading.get_ident())
-        return encode(text)
+        return encode(text, add_special_tokens)
 
     monkeypatch.setattr(served.app.state.context.tokenizer, "encode", watched)
     assert (await served.complete(prompt=["a" * 900] * 10, max_tokens=1)).status_code == 200
@@ -242,30 +276,17 @@ class TestSmallPool:
 
 
 UNSUPPORTED: list[tuple[str, Any]] = [
-    ("echo", True),
-    ("logprobs", 0),
-    ("logprobs", 5),
-    ("logprobs", True),
     ("best_of", 2),
     ("best_of", 0),
     ("best_of", True),
     ("suffix", "end"),
-    ("frequency_penalty", 0.5),
-    ("presence_penalty", -1),
-    ("repetition_penalty", 1.1),
-    ("logit_bias", {"5": 1}),
-    ("min_tokens", 3),
-    ("stop_token_ids", [5]),
-    ("stop_token_ids", [10**6, -5]),
-    ("skip_special_tokens", False),
-    ("priority", 1),
-    ("return_token_ids", True),
     ("regex", "a+"),
     ("ebnf", "root ::= a"),
     ("json_schema", "{}"),
     ("response_format", {"type": "json_object"}),
     ("lora_path", "adapter"),
     ("prompt_logprobs", -1),
+    ("prompt_logprobs", 1),
     ("max_completion_tokens", 5),
     ("guided_json", {"type": "object"}),
     ("tools", [{"type": "function"}]),

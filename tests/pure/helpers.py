@@ -3,7 +3,17 @@
 from array import array
 from collections.abc import Iterable
 
-from radixserve.core import BASE_NAMESPACE, Namespace, Request, SamplingParams, ScheduledBatch, StepOutput
+from radixserve.core import (
+    BASE_NAMESPACE,
+    Namespace,
+    Request,
+    RowLogprobs,
+    SamplingParams,
+    ScheduledBatch,
+    ScheduledRow,
+    StepOutput,
+    TokenLogprob,
+)
 from radixserve.tree.key import TreeKey
 
 
@@ -41,16 +51,19 @@ class CountingRunner:
         self._vocab_size = vocab_size
         self._tables: dict[int, dict[int, int]] = {}
         self._last: dict[int, int] = {}
+        self._sampling: dict[int, SamplingParams] = {}
         self.num_computed = 0
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
-        token_ids = []
+        token_ids: list[int] = []
+        logprobs: list[RowLogprobs | None] = []
         for slot in batch.freed_slots:
             self._tables.pop(slot, None)
             self._last.pop(slot, None)
         for row in batch.rows:
             if row.request is not None:
                 assert row.slot not in self._tables, "a slot was handed out before it was freed"
+                self._sampling[row.slot] = row.request.sampling
             table = self._tables.setdefault(row.slot, {})
             for write in row.page_writes:
                 table.update(enumerate(write.page_ids, write.first_page))
@@ -60,12 +73,23 @@ class CountingRunner:
                 self._store[self._place(table, position)] = (position, token)
             self.num_computed += row.count
         for row in batch.rows:
-            if row.num_logits:
+            if row.is_sampled:
                 self._last[row.slot] = self._next_token(self._tables[row.slot], row.start + row.count)
                 token_ids.append(self._last[row.slot])
             else:
                 token_ids.append(-1)
-        return StepOutput(batch.step, tuple(token_ids))
+            logprobs.append(self._logprobs(row, token_ids[-1]))
+        return StepOutput(batch.step, tuple(token_ids), logprobs=tuple(logprobs))
+
+    def _logprobs(self, row: ScheduledRow, token_id: int) -> RowLogprobs | None:
+        """The "log-probability" of a token is minus its position, so that tests see which position was meant."""
+        sampling = self._sampling[row.slot]
+        for j in range(len(row.target_ids)):
+            assert row.start <= row.target_start + j < row.start + row.count
+        prompt = tuple(TokenLogprob(token, -float(row.target_start + j + 1), ()) for j, token in enumerate(row.target_ids))
+        wants_sampled = row.is_sampled and sampling.logprobs is not None
+        sampled = TokenLogprob(token_id, -float(row.start + row.count), ()) if wants_sampled else None
+        return RowLogprobs(sampled, prompt) if sampled or prompt else None
 
     def _place(self, table: dict[int, int], position: int) -> int:
         page = table[position // self._page_size]

@@ -14,7 +14,7 @@ from tests.pure.helpers import ints
 
 def run(cache: PageCache, tokens: "array[int]", now: float, namespace: Namespace = BASE) -> tuple[int, list[int]]:
     """A request that computes its tokens and ends; returns what it re-used and its pages."""
-    match = cache.match(namespace, tokens)
+    match = cache.match(namespace, tokens, 10**6)
     path = cache.lock(match, now)
     cache.reserve(path, len(tokens), now)
     pages = list(path.pages)
@@ -45,7 +45,7 @@ def test_the_trees_pages_win_and_duplicates_come_back() -> None:
     """TREE-14: two requests compute the same prefix; the second one's table must follow the tree's pages."""
     cache = PrefixCache(40)
     tokens = ints(range(10))
-    first, second = (cache.lock(cache.match(BASE, tokens), 1) for _ in range(2))
+    first, second = (cache.lock(cache.match(BASE, tokens, 10**6), 1) for _ in range(2))
     for path in (first, second):
         cache.reserve(path, 10, 1)
     own_second = list(second.pages)
@@ -82,11 +82,11 @@ def test_a_half_filled_page_is_never_shared() -> None:
 def test_chunks_are_published_as_they_are_computed() -> None:
     cache = PrefixCache(64, 4)
     tokens = ints(range(20))
-    path = cache.lock(cache.match(BASE, tokens), 1)
+    path = cache.lock(cache.match(BASE, tokens, 10**6), 1)
     for end in (7, 14, 20):
         cache.reserve(path, end, end)
         cache.commit(path, tokens, end, end)
-        assert cache.match(BASE, ints(range(21))).num_tokens == end - end % 4
+        assert cache.match(BASE, ints(range(21)), 10**6).num_tokens == end - end % 4
         cache.check_account([path])
     cache.release(path, tokens, 14, 30)
     cache.check_account([])
@@ -96,20 +96,20 @@ def test_released_half_way_nothing_is_offered_that_was_freed() -> None:
     """TREE-16, TREE-18: abort when the computed length is no multiple of the page size; free pages are not in the tree."""
     cache = PrefixCache(16, 16)
     tokens = ints(range(100))
-    path = cache.lock(cache.match(BASE, tokens), 1)
+    path = cache.lock(cache.match(BASE, tokens, 10**6), 1)
     cache.reserve(path, 64, 1)
     cache.commit(path, tokens, 40, 2)
     cache.release(path, tokens, 40, 3)
     cache.check_account([])
     assert (cache.num_evictable_pages, cache.num_free_pages) == (2, 14)
     assert run(cache, ints(range(1000, 1000 + 255)), 4)[0] == 0
-    assert cache.match(BASE, tokens).num_tokens == 0
+    assert cache.match(BASE, tokens, 10**6).num_tokens == 0
 
 
 def test_reserve_evicts_on_demand_and_a_locked_path_survives() -> None:
     cache = PrefixCache(12)
     run(cache, ints(range(8)), 1)
-    path = cache.lock(cache.match(BASE, ints(range(4))), 2)  # 3 tokens are locked
+    path = cache.lock(cache.match(BASE, ints(range(4)), 10**6), 2)  # 3 tokens are locked
     assert cache.reserve(path, 12, 3) is not None
     cache.check_account([path])
     assert (cache.num_free_pages, cache.num_evictable_pages, cache.num_locked_pages) == (0, 0, 3)
@@ -134,13 +134,13 @@ def test_flush_frees_everything() -> None:
     cache.flush(2)
     cache.check_account([])
     assert cache.num_free_pages == 16
-    assert cache.match(BASE, ints(range(9))).num_tokens == 0
+    assert cache.match(BASE, ints(range(9)), 10**6).num_tokens == 0
 
 
 def test_a_missed_page_is_found_by_the_account() -> None:
     """The account must be able to fail: a leak, a page with two owners, a lock that stays."""
     cache = PrefixCache(8)
-    path = cache.lock(cache.match(BASE, ints(1, 2)), 1)
+    path = cache.lock(cache.match(BASE, ints(1, 2), 10**6), 1)
     cache.reserve(path, 2, 1)
     with pytest.raises(AssertionError, match="no owner or several"):
         cache.check_account([])

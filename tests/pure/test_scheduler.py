@@ -8,71 +8,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from radixserve.config import SchedulerConfig
-from radixserve.core import FinishReason, Namespace, Request, RequestOutput, ScheduledBatch
+from radixserve.core import FinishReason, Namespace
 from radixserve.errors import ContextLengthError, InvalidRequestError
-from radixserve.scheduler.scheduler import Scheduler
-from radixserve.tree.disabled_cache import DisabledCache
-from radixserve.tree.prefix_cache import PageCache, PrefixCache
-from tests.pure.helpers import CountingRunner, expected_tokens, request
-
-
-class Bench:
-    """Scheduler, cache and counting runner; the account is recounted after every step."""
-
-    def __init__(
-        self, num_pages: int = 200, page_size: int = 1, chunk: int = 16, rows: int = 8, policy: str = "lpm", is_shared: bool = True
-    ) -> None:
-        self.cache: PageCache = PrefixCache(num_pages, page_size) if is_shared else DisabledCache(num_pages, page_size)
-        config = SchedulerConfig(schedule_policy=policy, chunked_prefill_size=chunk, max_running_requests=rows)
-        self.scheduler = Scheduler(config, self.cache, context_length=1000, eos_token_ids=frozenset([1]))
-        self.runner = CountingRunner(num_pages, page_size)
-        self.batches: list[ScheduledBatch] = []
-        self.outputs: list[RequestOutput] = []
-        self.now = 0.0
-
-    def add(self, *requests: Request) -> None:
-        for one in requests:
-            self.scheduler.add(one, self.now)
-
-    def step(self) -> list[RequestOutput]:
-        self.now += 1
-        batch = self.scheduler.schedule(self.now)
-        if batch is None:
-            news = self.scheduler.take_outputs()
-        else:
-            self.batches.append(batch)
-            news = self.scheduler.update(self.runner.execute(batch), self.now)
-        self.scheduler.check_account()
-        self.outputs += news
-        return news
-
-    def drain(self, limit: int = 10_000) -> None:
-        for _ in range(limit):
-            if not self.scheduler.has_work:
-                return
-            self.step()
-        raise AssertionError("the scheduler does not come to an end")
-
-    def tokens(self, request_id: str) -> list[int]:
-        return [token for output in self.outputs if output.request_id == request_id for token in output.token_ids]
-
-    def final_or_none(self, request_id: str) -> RequestOutput | None:
-        finals = [output for output in self.outputs if output.request_id == request_id and output.is_final]
-        assert len(finals) <= 1
-        return finals[0] if finals else None
-
-    def final(self, request_id: str) -> RequestOutput:
-        final = self.final_or_none(request_id)
-        assert final is not None
-        return final
+from radixserve.tree.prefix_cache import PrefixCache
+from tests.pure.bench import Bench
+from tests.pure.helpers import expected_tokens, request
 
 
 def test_one_request_is_chunked_then_decoded() -> None:
     bench = Bench(chunk=16)
     bench.add(request("a", range(2, 42), max_tokens=3, ignore_eos=True))
     bench.drain()
-    shape = [(row.start, row.count, len(row.token_ids), row.num_logits, row.output_index) for batch in bench.batches for row in batch.rows]
+    shape = [
+        (row.start, row.count, len(row.token_ids), int(row.is_sampled), row.output_index) for batch in bench.batches for row in batch.rows
+    ]
     assert shape == [(0, 16, 16, 0, 0), (16, 16, 16, 0, 0), (32, 8, 8, 1, 0), (40, 1, 0, 1, 1), (41, 1, 0, 1, 2)]
     assert bench.tokens("a") == expected_tokens(range(2, 42), 3)
     assert bench.final("a").finish_reason is FinishReason.LENGTH
@@ -229,7 +178,7 @@ def test_a_stop_string_cuts_usage_and_tree() -> None:
     final = bench.final("a")
     assert (final.finish_reason, final.num_output_tokens, final.token_ids) == (FinishReason.STOP, 6, ())
     kept = [*range(2, 12), *expected_tokens(range(2, 12), 10)]
-    assert bench.cache.match(Namespace(), request("x", [*kept, 5]).prompt_ids).num_tokens == 16
+    assert bench.cache.match(Namespace(), request("x", [*kept, 5]).prompt_ids, 10**6).num_tokens == 16
 
 
 @pytest.mark.parametrize("steps", range(7))
@@ -387,7 +336,7 @@ def test_no_row_that_is_ready_to_decode_is_left_out() -> None:
         slots = {row.slot for row in batch.rows if row.is_decode}
         assert ready <= slots
         finished = _finished_slots(bench)
-        ready = {row.slot for row in batch.rows if row.num_logits} - finished
+        ready = {row.slot for row in batch.rows if row.is_sampled} - finished
 
 
 def _finished_slots(bench: Bench) -> set[int]:

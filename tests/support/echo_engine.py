@@ -1,6 +1,7 @@
 """A small engine under the real engine contract: output token i of a request is prompt[i % len(prompt)], one per step.
 
-So a test chooses the output by choosing the prompt. It re-uses prefixes by comparing with all earlier prompts, one by one.
+So a test chooses the output by choosing the prompt. Log-probabilities are a function of the token id alone, those of a prompt come in two
+outputs. It re-uses prefixes by comparing with all earlier prompts, one by one.
 """
 
 import dataclasses
@@ -8,7 +9,7 @@ import time
 from itertools import takewhile
 
 from radixserve.config import EngineConfig
-from radixserve.core import FinishReason, Namespace, Request, RequestOutput
+from radixserve.core import FinishReason, Namespace, Request, RequestOutput, TokenLogprob
 from radixserve.engine.info import EngineInfo
 from radixserve.errors import InvalidRequestError
 from radixserve.metrics import EngineStats
@@ -25,10 +26,25 @@ class _Running:
     num_tokens: int = 0
     end: FinishReason | None = None
     cut_at: int | None = None
+    prompt_logprobs: list[TokenLogprob] = dataclasses.field(default_factory=list)
+    is_half_sent: bool = False
 
 
 def _common_length(one: list[int], other: list[int]) -> int:
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
+
+
+def echo_logprob(token_id: int, num_top: int) -> TokenLogprob:
+    """The token is the likeliest, the ones after it (in a circle) follow."""
+    first = -(1 + token_id % 7) / 8
+    return TokenLogprob(token_id, first, tuple(((token_id + rank) % VOCAB_SIZE, first - rank) for rank in range(num_top)))
+
+
+def _prompt_logprobs(request: Request) -> list[TokenLogprob]:
+    num_top = request.sampling.prompt_logprobs
+    if num_top is None:
+        return []
+    return [echo_logprob(token_id, num_top) for token_id in request.prompt_ids[max(1, request.sampling.prompt_logprobs_start) :]]
 
 
 class EchoEngine:
@@ -75,7 +91,7 @@ class EchoEngine:
         known = self._known.setdefault(request.namespace, [])
         num_cached = max((_common_length(ids[:-1], other) for other in known), default=0)
         known.append(ids)
-        self._running[request.request_id] = _Running(request, num_cached)
+        self._running[request.request_id] = _Running(request, num_cached, prompt_logprobs=_prompt_logprobs(request))
         self._stats.requests_total += 1
         self._stats.prompt_tokens_total += len(ids)
         self._stats.cached_tokens_total += num_cached
@@ -110,23 +126,31 @@ class EchoEngine:
             self._stats.aborted_total += running.end is FinishReason.ABORT
             count = running.num_tokens if running.cut_at is None else running.cut_at
             return RequestOutput(request.request_id, (), len(prompt), running.num_cached, count, running.end)
-        if request.sampling.max_tokens == 0:
-            return RequestOutput(request.request_id, (), len(prompt), running.num_cached, 0, FinishReason.LENGTH)
+        sampling = request.sampling
+        if len(running.prompt_logprobs) > 1 and not running.is_half_sent:
+            running.is_half_sent = True
+            half, running.prompt_logprobs = running.prompt_logprobs[:1], running.prompt_logprobs[1:]
+            return self._output(running, (), None, prompt_logprobs=tuple(half))
+        rest, running.prompt_logprobs = tuple(running.prompt_logprobs), []
+        if sampling.max_tokens == 0:
+            return self._output(running, (), FinishReason.LENGTH, prompt_logprobs=rest)
         token_id = prompt[running.num_tokens % len(prompt)]
         running.num_tokens += 1
         self._stats.generation_tokens_total += 1
-        is_eos = token_id == EOS_ID and not request.sampling.ignore_eos
-        is_full = running.num_tokens == request.sampling.max_tokens
-        reason = FinishReason.STOP if is_eos else FinishReason.LENGTH if is_full else None
-        return RequestOutput(
-            request.request_id,
-            (token_id,),
-            len(prompt),
-            running.num_cached,
-            running.num_tokens,
-            reason,
-            token_id if is_eos else None,
-        )
+        ends = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else (EOS_ID,))}
+        is_end = token_id in ends and running.num_tokens > sampling.min_tokens
+        is_full = running.num_tokens == sampling.max_tokens
+        reason = FinishReason.STOP if is_end else FinishReason.LENGTH if is_full else None
+        output = self._output(running, (token_id,), reason, prompt_logprobs=rest)
+        return dataclasses.replace(output, stop_token_id=token_id if is_end else None)
+
+    def _output(
+        self, running: _Running, ids: tuple[int, ...], reason: FinishReason | None, prompt_logprobs: tuple[TokenLogprob, ...]
+    ) -> RequestOutput:
+        request, num_top = running.request, running.request.sampling.logprobs
+        output = RequestOutput(request.request_id, ids, len(request.prompt_ids), running.num_cached, running.num_tokens, reason)
+        logprobs = () if num_top is None else tuple(echo_logprob(token_id, num_top) for token_id in ids)
+        return dataclasses.replace(output, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
 
     def flush_cache(self) -> bool:
         self.num_flushes += 1

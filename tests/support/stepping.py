@@ -5,13 +5,16 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from radixserve.core import PageWrite, Request, SamplingParams, ScheduledBatch, ScheduledRow, StepOutput
+from radixserve.core import IntArray, PageWrite, Request, SamplingParams, ScheduledBatch, ScheduledRow, StepOutput, TokenLogprob
 from radixserve.runner import ModelRunner
 
 
 @dataclass(slots=True)
 class Running:
-    """A request in a slot: prompt tokens still to compute are prompt_ids[num_computed:]."""
+    """A request in a slot: prompt tokens still to compute are prompt_ids[num_computed:].
+
+    One that begins with output_ids resumes: prompt_ids then ends with them.
+    """
 
     slot: int
     prompt_ids: list[int]
@@ -23,6 +26,8 @@ class Running:
     output_ids: list[int] = field(default_factory=list)
     pending_writes: list[PageWrite] = field(default_factory=list)
     was_seen: bool = False
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def share(self, other: "Running", num_pages: int, page_size: int) -> None:
         """Begin with the first pages of another request, as after a hit in the tree."""
@@ -51,14 +56,34 @@ class Stepper:
             new_pages = [self.free_pages.pop() for _ in range(num_new)]
             running.pending_writes.append(PageWrite(len(running.pages), array("i", new_pages)))
             running.pages += new_pages
-        request = None
+        request, output_ids = None, array("i")
         if not running.was_seen:
-            name = f"slot-{running.slot}"
-            ids = array("i", running.prompt_ids)
-            request = Request(name, ids, running.sampling, seed=running.seed, choice_index=running.choice_index)
+            output_ids = array("i", running.output_ids)
+            ids = array("i", running.prompt_ids[: len(running.prompt_ids) - len(output_ids)])
+            request = Request(f"slot-{running.slot}", ids, running.sampling, seed=running.seed, choice_index=running.choice_index)
         writes, running.pending_writes, running.was_seen, running.num_computed = tuple(running.pending_writes), [], True, end
-        num_logits = int(end >= len(running.prompt_ids))
-        return ScheduledRow(running.slot, start, end - start, chunk, writes, num_logits, len(running.output_ids), request)
+        first_target, target_ids = self._targets(running, start, end)
+        is_sampled = end >= len(running.prompt_ids) and running.sampling.max_tokens > 0
+        return ScheduledRow(
+            slot=running.slot,
+            start=start,
+            count=end - start,
+            token_ids=chunk,
+            page_writes=writes,
+            is_sampled=is_sampled,
+            output_index=len(running.output_ids),
+            request=request,
+            output_ids=output_ids,
+            target_ids=target_ids,
+            target_start=first_target,
+        )
+
+    def _targets(self, running: Running, start: int, end: int) -> tuple[int, IntArray]:
+        """Wanted prompt tokens from first + 1 on whose logits a row over start .. end computes; the next chunk's first is one."""
+        if running.sampling.prompt_logprobs is None:
+            return 0, array("i")
+        first = max(start, running.sampling.prompt_logprobs_start - 1)
+        return first, array("i", running.prompt_ids[first + 1 : end + 1])
 
     def execute(self, work: Sequence[tuple[Running, int]], freed_slots: tuple[int, ...] = ()) -> StepOutput:
         """One step; work is (request, number of prompt tokens, 0 for decode)."""
@@ -67,11 +92,19 @@ class Stepper:
         output = self.runner.execute(ScheduledBatch(self.step, rows, freed_slots))
         assert output.step == self.step
         self.step += 1
-        for (running, _), token_id in zip(decode_first, output.token_ids, strict=True):
-            wanted = running.num_computed >= len(running.prompt_ids)
-            assert (token_id >= 0) == wanted
-            if wanted:
+        logprobs = output.logprobs or (None,) * len(rows)
+        for (running, _), row, token_id, row_logprobs in zip(decode_first, rows, output.token_ids, logprobs, strict=True):
+            assert (token_id >= 0) == row.is_sampled
+            if row.is_sampled:
                 running.output_ids.append(token_id)
+            wants_sampled = row.is_sampled and running.sampling.logprobs is not None
+            assert (row_logprobs is not None) == bool(wants_sampled or row.target_ids)
+            if row_logprobs is not None:
+                assert len(row_logprobs.prompt) == len(row.target_ids)
+                running.prompt_logprobs += row_logprobs.prompt
+                assert (row_logprobs.sampled is not None) == wants_sampled
+                if row_logprobs.sampled is not None:
+                    running.logprobs.append(row_logprobs.sampled)
         return output
 
     def generate(self, running: Running, num_tokens: int, chunk: int = 1 << 30) -> list[int]:

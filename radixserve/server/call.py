@@ -1,0 +1,121 @@
+"""What every generating route asks for, whatever its protocol, and how it becomes requests of the engine."""
+
+import asyncio
+import dataclasses
+import secrets
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from radixserve.core import BASE_NAMESPACE, IntArray, Namespace, Request, SamplingParams
+from radixserve.errors import InvalidRequestError
+from radixserve.server.context import ServerContext
+from radixserve.server.generation import Generation
+from radixserve.server.sampling_fields import Limits
+
+T = TypeVar("T")
+
+# From here on encoding the texts of one call is worth a thread: the loop has other streams to serve.
+LONG_TEXT_CHARS = 8192
+
+
+class Prompt(NamedTuple):
+    """One prompt of a call and how to go on from it."""
+
+    content: str | IntArray
+    sampling: SamplingParams
+    skip_special_tokens: bool = True  # in the output's text
+    add_special_tokens: bool = True  # to a text, by the tokenizer's rule; a rendered chat has its own already
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Choice index = prompt index * n + k, k in 0 .. n - 1."""
+
+    model: str | None
+    prompts: tuple[Prompt, ...]
+    n: int = 1
+    is_stream: bool = False
+    include_usage: bool = False  # a last chunk with the usage
+    continuous_usage: bool = False  # usage in every chunk
+    namespace: Namespace = BASE_NAMESPACE
+    priority: int = 0
+    ids: tuple[str, ...] = ()  # the caller's names, one per prompt; empty: ours
+    takes_rest: bool = False  # no max_tokens was given: what is left of the context
+    ignored: tuple[str, ...] = ()  # fields that no protocol knows
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.n
+
+
+def limits_of(context: ServerContext) -> Limits:
+    config = context.config
+    return Limits(
+        vocab_size=context.engine.info.vocab_size,
+        max_request_tokens=context.max_request_tokens,
+        check_length=context.check_length,
+        max_n=config.max_n,
+        max_choices=config.max_choices,
+        max_stop_strings=config.max_stop_strings,
+        max_stop_chars=config.max_stop_chars,
+    )
+
+
+async def start_generation(context: ServerContext, call: Call, call_id: str, started_at: float) -> Generation:
+    """Encode, check and submit. Raises InvalidRequestError, ContextLengthError, EngineDeadError; nothing runs then."""
+    context.check_model(call.model)
+    requests = await _make_requests(context, call, call_id)
+    skips = [prompt.skip_special_tokens for prompt in call.prompts for _ in range(call.n)]
+    return Generation(context.engine, context.tokenizer, requests, call.n, context.latency, started_at, skips)
+
+
+async def off_loop_if_long(num_chars: int, work: Callable[[], T]) -> T:
+    return work() if num_chars < LONG_TEXT_CHARS else await asyncio.to_thread(work)
+
+
+async def _make_requests(context: ServerContext, call: Call, call_id: str) -> list[Request]:
+    """A seed of the client's is that of every prompt, so that each answer is the one that its prompt would get alone."""
+    encoded = await _encode_all(context, call.prompts)
+    samplings = [_fitted(context, call, prompt.sampling, len(ids)) for prompt, ids in zip(call.prompts, encoded)]
+    seeds = [_concrete_seed(sampling) for sampling in samplings]  # the n choices of a prompt differ by their choice index
+    ids_of_prompts = [f"{name}-{call_id}" for name in call.ids] or [call_id] * len(encoded)
+    priority = context.client_priority(call.priority)
+    return [
+        Request(f"{ids_of_prompts[i]}-{i * call.n + k}", prompt_ids, samplings[i], seeds[i], k, call.namespace, priority)
+        for i, prompt_ids in enumerate(encoded)
+        for k in range(call.n)
+    ]
+
+
+def _fitted(context: ServerContext, call: Call, sampling: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
+    if call.takes_rest:
+        context.check_length(num_prompt_tokens, 1)
+        rest = context.max_request_tokens - num_prompt_tokens
+        sampling = dataclasses.replace(sampling, max_tokens=rest).validate()  # min_tokens may be above it
+    context.check_length(num_prompt_tokens, sampling.max_tokens)
+    if sampling.prompt_logprobs is not None and sampling.prompt_logprobs_start >= num_prompt_tokens:
+        expected = f"expected less than the {num_prompt_tokens} tokens of the prompt"
+        raise InvalidRequestError(f"logprob_start_len: {expected}, got {sampling.prompt_logprobs_start}", param="logprob_start_len")
+    return sampling
+
+
+async def _encode_all(context: ServerContext, prompts: Sequence[Prompt]) -> list[IntArray]:
+    def encode(prompt: Prompt) -> IntArray:
+        if not isinstance(prompt.content, str):
+            return prompt.content
+        return array("i", context.tokenizer.encode(prompt.content, add_special_tokens=prompt.add_special_tokens))
+
+    texts = [prompt.content for prompt in prompts if isinstance(prompt.content, str)]
+    for text in texts:
+        context.check_text(text)
+    num_chars = sum(map(len, texts))
+    encoded = await off_loop_if_long(num_chars, lambda: [encode(prompt) for prompt in prompts])
+    if not all(encoded):
+        raise InvalidRequestError("prompt: expected at least one token, got an empty string", param="prompt")
+    return encoded
+
+
+def _concrete_seed(sampling: SamplingParams) -> int:
+    return secrets.randbits(64) if sampling.seed is None else sampling.seed % 2**64

@@ -1,0 +1,78 @@
+"""Routes that look after the service: /ready, /health_generate, POST /abort_request."""
+
+import asyncio
+import uuid
+from array import array
+
+from fastapi import APIRouter
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from radixserve.core import FinishReason, Namespace, Request, SamplingParams
+from radixserve.errors import EngineDeadError, InvalidRequestError, ShuttingDownError, UnavailableError
+from radixserve.server.context import ServerContext
+from radixserve.server.fields import Fields, read_object
+from radixserve.server.replies import json_reply
+from radixserve.server.sampling_fields import MAX_PRIORITY, check_rid
+from radixserve.server.stream import until_gone
+
+PROBE_TIMEOUT_S = 20.0
+_PROBE_PREFIX = "HEALTH_CHECK"
+
+
+def control_router(context: ServerContext) -> APIRouter:
+    router = APIRouter()
+
+    @router.head("/ready", include_in_schema=False)
+    @router.get("/ready")
+    async def ready() -> Response:
+        _require_ready(context)
+        return json_reply({"status": "ready"})
+
+    @router.get("/health_generate")
+    async def health_generate(http: HttpRequest) -> Response:
+        """One token through the whole engine, before everything that waits."""
+        _require_ready(context)
+        try:
+            await until_gone(http.receive, asyncio.wait_for(_generate_one(context), PROBE_TIMEOUT_S))
+        except TimeoutError:
+            raise UnavailableError(f"the engine produced no token within {PROBE_TIMEOUT_S:g} s") from None
+        return json_reply({"status": "ok"})
+
+    @router.post("/abort_request")
+    async def abort_request(http: HttpRequest) -> Response:
+        """An unknown rid is no error: the request may have ended a moment ago."""
+        fields = Fields(await read_object(http, context.config.max_body_bytes))
+        rid, abort_all = fields.raw("rid"), fields.boolean("abort_all")
+        if not rid and not abort_all:
+            raise InvalidRequestError("rid: expected a request id, or abort_all: true", param="rid")
+        prefix = "" if abort_all else check_rid(fields, "rid", rid)
+        num_aborted = context.engine.abort_matching(prefix)
+        return json_reply({"num_aborted": num_aborted}, headers=context.ignored_header(tuple(fields.unread())))
+
+    return router
+
+
+def _require_ready(context: ServerContext) -> None:
+    if not context.gate.is_open:
+        raise ShuttingDownError("the server is shutting down")
+    if not context.engine.is_alive:
+        raise EngineDeadError("the engine is not running")
+
+
+async def _generate_one(context: ServerContext) -> None:
+    """In a namespace of its own: a probe must neither find nor leave anything that a client could meet."""
+    request = Request(
+        f"{_PROBE_PREFIX}-{uuid.uuid4().hex}",
+        array("i", [context.tokenizer.bos_token_id or 0]),
+        SamplingParams(max_tokens=1, temperature=0.0),
+        namespace=Namespace(extra_key=_PROBE_PREFIX),
+        priority=MAX_PRIORITY,
+    )
+    stream = context.engine.submit(request)
+    try:
+        async for output in stream:
+            if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
+                raise UnavailableError("the engine did not finish a request of one token")
+    finally:
+        stream.close()

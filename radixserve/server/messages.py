@@ -1,0 +1,108 @@
+"""The messages of a chat: checked part by part, and brought to what chat templates read."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from radixserve.errors import InvalidRequestError, UnsupportedFieldError
+from radixserve.server.call import off_loop_if_long
+from radixserve.server.fields import Fields, show
+from radixserve.tokenizer import ChatTemplate
+from radixserve.tokenizer.chat_template import RESERVED_NAMES
+
+ROLES = ("developer", "system", "user", "assistant", "tool")
+MAX_MESSAGES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    messages: tuple[dict[str, Any], ...]
+    add_generation_prompt: bool
+    continue_final_message: bool
+    variables: dict[str, Any]  # further names for the template
+
+
+def read_chat(fields: Fields) -> Chat:
+    """Raises InvalidRequestError, or UnsupportedFieldError for a part that is no text."""
+    messages = fields.objects("messages")
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequestError(f"messages: expected at most {MAX_MESSAGES}, got {len(messages)}", param="messages")
+    variables = fields.object("chat_template_kwargs").all()
+    for name in RESERVED_NAMES & variables.keys():
+        path = f"chat_template_kwargs.{name}"
+        raise InvalidRequestError(f"{path}: expected a name of the template's own, not one that this server sets", param=path)
+    continue_final_message = fields.boolean("continue_final_message")
+    add_generation_prompt = fields.boolean("add_generation_prompt", not continue_final_message)
+    if continue_final_message and add_generation_prompt:
+        message = "continue_final_message: expected false together with add_generation_prompt, got true"
+        raise InvalidRequestError(message, param="continue_final_message")
+    return Chat(tuple(_read_message(message) for message in messages), add_generation_prompt, continue_final_message, variables)
+
+
+async def render(template: ChatTemplate | None, chat: Chat) -> str:
+    """The prompt as text. Raises InvalidRequestError where there is no template, or where it refuses the messages."""
+    if template is None:
+        raise InvalidRequestError("messages: this model has no chat template; use /v1/completions with the whole prompt", param="messages")
+    # where a template has no developer, what a developer says is what systems said before
+    knows_developer = "developer" in template.source
+    messages = [
+        {**message, "role": "system"} if message["role"] == "developer" and not knows_developer else message for message in chat.messages
+    ]
+    return await off_loop_if_long(
+        sum(len(message["content"]) for message in messages),
+        lambda: template.render(
+            messages,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            variables=chat.variables,
+        ),
+    )
+
+
+def _read_message(message: Fields) -> dict[str, Any]:
+    role = message.raw("role")
+    if role not in ROLES:
+        raise message.wrong("role", f"one of {', '.join(ROLES)}", role)
+    # Null fields are left out: templates write None where they see it. Content is always there, for the same reason.
+    body = {name: value for name, value in message.all().items() if value is not None}
+    tool_calls = message.raw("tool_calls")
+    if tool_calls is not None:
+        body["tool_calls"] = [_read_tool_call(call) for call in message.objects("tool_calls")] if tool_calls else []
+    may_be_empty = role == "assistant"
+    return {**body, "content": _read_content(message, may_be_empty)}
+
+
+def _read_content(message: Fields, may_be_empty: bool) -> str:
+    content = message.raw("content")
+    if isinstance(content, str):
+        return content
+    if content is None and may_be_empty:
+        return ""
+    if not isinstance(content, list):
+        raise message.wrong("content", "a string or a list of text parts", content)
+    if not content:
+        return ""
+    return "".join(_read_part(part) for part in message.objects("content"))
+
+
+def _read_part(part: Fields) -> str:
+    kind = part.raw("type")
+    if kind != "text":
+        path = part.path_of("type")
+        raise UnsupportedFieldError(f"{path}: only text parts are supported by this server, got {show(kind)}", param=path)
+    text = part.raw("text")
+    if not isinstance(text, str):
+        raise part.wrong("text", "a string", text)
+    return text
+
+
+def _read_tool_call(call: Fields) -> dict[str, Any]:
+    """OpenAI sends arguments as JSON in a string; templates expect the object."""
+    function = call.object("function")
+    body = function.all()
+    if isinstance(body.get("arguments"), str):
+        try:
+            body = {**body, "arguments": json.loads(body["arguments"])}
+        except (ValueError, RecursionError):
+            raise function.wrong("arguments", "valid JSON", body["arguments"]) from None
+    return {**call.all(), "function": body}

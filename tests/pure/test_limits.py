@@ -1,0 +1,65 @@
+"""Priorities, the length of the queue, and how long a request may wait or take."""
+
+import dataclasses
+
+import pytest
+
+from radixserve.core import FinishReason, Request
+from radixserve.errors import QueueFullError
+from tests.pure.bench import Bench
+from tests.pure.helpers import expected_tokens, request
+
+
+def with_priority(one: Request, priority: int) -> Request:
+    return dataclasses.replace(one, priority=priority)
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+def test_higher_priority_runs_first(policy: str) -> None:
+    bench = Bench(rows=1, policy=policy)
+    bench.add(request("warm", range(2, 30), max_tokens=1))
+    bench.drain()
+    bench.add(with_priority(request("low", [*range(2, 30), 9], max_tokens=1), -1))
+    bench.add(request("normal", range(300, 310), max_tokens=1))
+    bench.add(with_priority(request("high", range(400, 410), max_tokens=1), 5))
+    bench.drain()
+    assert [output.request_id for output in bench.outputs if output.is_final] == ["warm", "high", "normal", "low"]
+
+
+def test_a_full_queue_refuses_and_loses_nothing() -> None:
+    bench = Bench(rows=1, max_queued_requests=3)
+    bench.add(request("runs", range(2, 10), max_tokens=5, ignore_eos=True))
+    bench.step()
+    for i in range(3):
+        bench.add(request(f"waits{i}", range(10 * i + 50, 10 * i + 58), max_tokens=1))
+    with pytest.raises(QueueFullError, match="3 requests wait already"):
+        bench.add(request("refused", [5]))
+    bench.drain()
+    assert sum(output.is_final for output in bench.outputs) == 4
+    bench.add(request("later", [5, 6], max_tokens=1))
+    bench.drain()
+    assert bench.tokens("later") == expected_tokens([5, 6], 1)
+
+
+def test_waiting_too_long_ends_in_an_error() -> None:
+    bench = Bench(rows=1, queue_timeout_s=5.0)
+    bench.add(request("runs", range(2, 10), max_tokens=30, ignore_eos=True), request("waits", range(50, 60), max_tokens=1))
+    bench.drain()
+    final = bench.final("waits")
+    assert final.finish_reason is FinishReason.ERROR
+    assert final.error is not None
+    assert (final.error.http_status, final.error.code) == (503, "request_timeout")
+    assert "waited longer than the 5 s" in final.error.message
+    assert bench.tokens("runs") == expected_tokens(range(2, 10), 30), "who runs is not timed out by the queue's limit"
+    assert bench.scheduler.totals.timed_out_total == 1
+
+
+def test_taking_too_long_ends_in_an_error_and_gives_the_pages_back() -> None:
+    bench = Bench(rows=2, request_timeout_s=10.0)
+    bench.add(request("slow", range(2, 10), max_tokens=100, ignore_eos=True), request("fast", range(50, 60), max_tokens=4, ignore_eos=True))
+    bench.drain()
+    final = bench.final("slow")
+    assert final.finish_reason is FinishReason.ERROR
+    assert 5 < final.num_output_tokens < 15
+    assert bench.tokens("fast") == expected_tokens(range(50, 60), 4)
+    assert bench.cache.num_free_pages + bench.cache.num_evictable_pages == bench.cache.num_pages

@@ -150,10 +150,11 @@ async def read_object(request: HttpRequest, max_bytes: int) -> dict[str, Any]:
 
     Raises InvalidRequestError, RequestTooLargeError, UnsupportedEncodingError.
     """
+    body = await _read(request, max_bytes)  # also what will be refused: see there
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedEncodingError(f"content-encoding: expected an uncompressed body, got {show(encoding)}")
-    value = _parse(await _read(request, max_bytes))
+    value = _parse(body)
     if not isinstance(value, dict):
         raise InvalidRequestError(f"the body: expected a JSON object, got {show(value)}")
     return value

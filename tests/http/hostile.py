@@ -98,6 +98,7 @@ SYNTAX = [
 LARGE = [
     raw("prompt of 10 MB", json.dumps({"prompt": LARGE_TEXT})),
     raw("prompt of 10 MB in a list", json.dumps({"prompt": ["a", LARGE_TEXT]})),
+    raw("cache_salt of 10 MB", json.dumps({"prompt": "a", "cache_salt": LARGE_TEXT})),
     raw("stop of 10 MB", json.dumps({"prompt": "a", "stop": LARGE_TEXT})),
     raw("10 MB of token ids", json.dumps({"prompt": [97] * (2 * MEGABYTE)})),
     raw("10 MB of prompts", json.dumps({"prompt": ["ab"] * (2 * MEGABYTE)})),
@@ -132,4 +133,42 @@ TRANSPORT = [
     Hostile("flush with a timeout of nonsense", b"", path="/flush_cache?timeout=1e999"),
 ]
 
-ALL = [*VALUES, *SYNTAX, *LARGE, *TRANSPORT]
+CHAT = "/v1/chat/completions"
+
+
+def at(path: str, body: Any, may_be_200: bool = False) -> Hostile:
+    return Hostile(f"{path} {str(body)[:90]}", json.dumps(body).encode(), may_be_200, path=path)
+
+
+HELLO = {"role": "user", "content": "hello"}
+
+OTHER_ROUTES = [
+    at(CHAT, {}),
+    *(
+        at(CHAT, {"messages": value})
+        for value in (None, [], "hello", [[]], [1], [{}], [{"role": "user"}], [{"role": "evil", "content": "x"}])
+    ),
+    *(at(CHAT, {"messages": [{"role": "user", "content": value}]}) for value in (5, [1], [{"type": "image_url"}], {"text": "x"})),
+    at(CHAT, {"messages": [HELLO], "max_tokens": 2}, may_be_200=True),
+    at(CHAT, {"logprobs": 3, "messages": [HELLO]}),
+    at(CHAT, {"top_logprobs": 10**9, "messages": [HELLO]}),
+    at(CHAT, {"chat_template_kwargs": {"messages": []}, "messages": [HELLO]}),
+    at(CHAT, {"messages": [HELLO] * 20_000}),
+    at(CHAT, {"x": 10, "messages": [{"role": "user", "content": LARGE_TEXT}]}),
+    *(at("/generate", value) for value in ({}, {"text": ""}, {"text": "a", "input_ids": [1]}, {"input_ids": [[]]}, {"input_ids": [-1]})),
+    *(at("/generate", {"text": "a", "sampling_params": value}) for value in (5, "x", [1], [{}, {}], {"n": 0}, {"max_new_tokens": -1})),
+    *(at("/generate", {"text": "a", "rid": value}) for value in (5, "", ["a", "b"], "x" * 1000)),
+    at("/generate", {"text": LARGE_TEXT}),
+    at("/generate", {"logprob_start_len": -2, "text": "a"}),
+    *(
+        at("/tokenize", value)
+        for value in ({}, {"prompt": 5}, {"prompt": []}, {"prompt": "a", "messages": [HELLO]}, {"prompt": LARGE_TEXT})
+    ),
+    *(
+        at("/detokenize", value)
+        for value in ({}, {"tokens": 5}, {"tokens": [-1]}, {"tokens": [10**9]}, {"tokens": ["a"]}, {"tokens": [[1], 2]})
+    ),
+    *(at("/abort_request", value) for value in ({}, {"rid": ""}, {"rid": 5}, {"rid": ["a"]}, {"abort_all": "yes"})),
+]
+
+ALL = [*OTHER_ROUTES, *VALUES, *SYNTAX, *LARGE, *TRANSPORT]

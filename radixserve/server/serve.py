@@ -20,6 +20,7 @@ from radixserve.errors import ConfigError, EngineDeadError, ShuttingDownError, U
 from radixserve.models.location import resolve_model
 from radixserve.server.app import create_app
 from radixserve.server.gate import Gate
+from radixserve.server.protocol import HttpProtocol
 from radixserve.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger("radixserve.server")
@@ -125,7 +126,7 @@ class _Serving:
         server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=HttpProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

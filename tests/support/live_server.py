@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from radixserve.config import EngineConfig, ServerConfig
 from radixserve.engine.client import AsyncEngine
 from radixserve.server.app import create_app
+from radixserve.server.protocol import HttpProtocol
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.support.echo_engine import EchoEngine
 from tests.support.thread_link import ThreadLink
@@ -55,7 +56,7 @@ async def live_app(
     if send_buffer_bytes is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
     listener.bind(("127.0.0.1", 0))
-    server = _Server(uvicorn.Config(app, http="httptools", ws="none", lifespan="off", log_config=None, access_log=False))
+    server = _Server(uvicorn.Config(app, http=HttpProtocol, ws="none", lifespan="off", log_config=None, access_log=False))
     serving = asyncio.create_task(server._serve(sockets=[listener]))
     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0.005)

@@ -113,7 +113,7 @@ class SamplingParams:
         foreign: dict[str, Any] = {
             spec.name: int(value)
             for spec in dataclasses.fields(self)
-            if isinstance(value := getattr(self, spec.name), numbers.Integral) and type(value) not in (int, bool)
+            if isinstance(value := getattr(self, spec.name), numbers.Integral) and not isinstance(value, int)
         }
         return dataclasses.replace(self, **foreign) if foreign else self
 

@@ -110,11 +110,11 @@ class SamplingParams:
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequestError(f"ignore_eos: expected True or False, got {shown(self.ignore_eos)}", param="ignore_eos")
         # numpy's integers wrap around where Python's grow
-        foreign: dict[str, Any] = {
-            spec.name: int(value)
-            for spec in dataclasses.fields(self)
-            if isinstance(value := getattr(self, spec.name), numbers.Integral) and not isinstance(value, int)
-        }
+        foreign: dict[str, Any] = {}
+        for spec in dataclasses.fields(self):
+            value: Any = getattr(self, spec.name)
+            if isinstance(value, numbers.Integral) and type(value) not in (int, bool):
+                foreign[spec.name] = int(value)
         return dataclasses.replace(self, **foreign) if foreign else self
 
 

@@ -113,7 +113,7 @@ class SamplingParams:
         foreign: dict[str, Any] = {}
         for spec in dataclasses.fields(self):
             value: Any = getattr(self, spec.name)
-            if isinstance(value, numbers.Integral) and type(value) not in (int, bool):
+            if type(value) not in (int, bool) and isinstance(value, numbers.Integral):
                 foreign[spec.name] = int(value)
         return dataclasses.replace(self, **foreign) if foreign else self
 

@@ -33,6 +33,9 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+MAX_INT = 2**31 - 1
+
+
 class _Checked:
     """Checks each field against its own metadata when the config is made."""
 
@@ -43,6 +46,8 @@ class _Checked:
             if value is None or "help" not in spec.metadata:
                 continue
             choices, low, high = spec.metadata["choices"], spec.metadata["low"], spec.metadata["high"]
+            if high is None and type(value) is int:
+                high = MAX_INT  # counts of tokens, rows and bytes are int32 in the page table and below
             if choices and value not in choices:
                 raise ConfigError(f"{flag_of(spec.name)}: expected one of {', '.join(choices)}, got {value!r}")
             if low is not None and not value >= low:
@@ -93,7 +98,7 @@ class SchedulerConfig(_Checked):
     max_queued_requests: int | None = option(None, "refuse further requests (429) while so many wait (default: no limit)", low=1)
     queue_timeout_s: float | None = option(None, "give up on a request that waits longer (503)", low=0.0)
     request_timeout_s: float | None = option(None, "give up on a request that takes longer, waiting included (503)", low=0.0)
-    max_running_requests: int | None = option(None, "rows of the page table (default: 64 on a CPU, 256 on a GPU)", low=1)
+    max_running_requests: int | None = option(None, "rows of the page table (default: 64 on a CPU, 256 on a GPU)", low=1, high=65536)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 Token ids and page ids travel as `array('i')` (int32): compact, comparable in bulk, viewable by numpy and torch without a copy.
 """
 
+import dataclasses
 import numbers
 from array import array
 from collections.abc import Sequence
@@ -79,7 +80,7 @@ class SamplingParams:
         return self.temperature == 0.0 or self.top_k == 1
 
     def validate(self) -> "SamplingParams":
-        """Return self, or raise InvalidRequestError naming the field, what was expected and what came."""
+        """Return self (with plain integers), or raise InvalidRequestError naming the field, what was expected and what came."""
         _check_range("max_tokens", self.max_tokens, 0, 2**31 - 1)
         _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_range("temperature", self.temperature, 0.0, 100.0)
@@ -108,7 +109,13 @@ class SamplingParams:
         _check_range("prompt_logprobs_start", self.prompt_logprobs_start, 0, 2**31 - 1)
         if not isinstance(self.ignore_eos, bool):
             raise InvalidRequestError(f"ignore_eos: expected True or False, got {shown(self.ignore_eos)}", param="ignore_eos")
-        return self
+        # numpy's integers wrap around where Python's grow
+        foreign: dict[str, Any] = {}
+        for spec in dataclasses.fields(self):
+            value: Any = getattr(self, spec.name)
+            if type(value) not in (int, bool) and isinstance(value, numbers.Integral):
+                foreign[spec.name] = int(value)
+        return dataclasses.replace(self, **foreign) if foreign else self
 
 
 def _check_range(name: str, value: Any, low: float, high: float, open_low: bool = False) -> None:

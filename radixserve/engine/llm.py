@@ -100,7 +100,7 @@ class LLM:
             self._drop(answers)
 
     def _request(self, prompt: Prompt, sampling: SamplingParams, namespace: Namespace) -> Request:
-        sampling.validate()
+        sampling = sampling.validate()
         if not isinstance(namespace, Namespace) or not all(isinstance(part, str) for part in namespace):
             raise InvalidRequestError(f"namespace: expected a Namespace of strings, got {shown(namespace)}")
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else _as_ids(prompt)

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from radixserve.errors import ModelFetchError
+from radixserve.errors import ModelFetchError, shown
 from radixserve.models.store import CONVERTER_VERSION, cache_root, make_once
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -28,7 +28,11 @@ def resolve_model(model_path: str | None) -> ModelLocation:
 
         return ModelLocation(default_model_dir(), DEFAULT_MODEL_NAME)
     path = Path(model_path).expanduser()
-    if path.is_dir():
+    try:
+        is_directory = path.is_dir()
+    except OSError as error:  # a name that no file system takes
+        raise ModelFetchError(f"{shown(model_path)}: {error.strerror}") from error
+    if is_directory:
         if not (path / "config.json").is_file():
             raise ModelFetchError(f"{path}: no config.json there; a model directory has config.json, *.safetensors and tokenizer.json")
         path = path.absolute()  # not resolve(): a link's own name says more than where it leads

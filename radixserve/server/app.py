@@ -22,6 +22,7 @@ from radixserve.server.latency import LatencyMetrics
 from radixserve.server.middleware import Cors, DoorMiddleware, EdgeMiddleware
 from radixserve.server.native import native_router
 from radixserve.server.openai import openai_router
+from radixserve.server.openapi import add_description
 from radixserve.server.replies import RequestFailedError, describe, error_reply
 from radixserve.server.tokenizing import tokenizing_router
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -45,6 +46,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig) 
     for router in routers:
         app.include_router(router)
     _add_edge(app, context, [route.path for router in routers for route in router.routes if isinstance(route, Route)])
+    add_description(app, config)
     return app
 
 

@@ -5,6 +5,7 @@ what a client sends ahead of the reply (pipelining) is dropped, and the connecti
 it again (RFC 9112, 9.3.2). An offer to upgrade to another protocol is ignored (RFC 9110, 7.8). The head of a request has a limit.
 """
 
+import uuid
 from typing import Any
 
 import httptools
@@ -100,7 +101,7 @@ class HttpProtocol(HttpToolsProtocol):
         """An answer from here, before any application; the rest of the connection is not read."""
         self._drops_input = True
         if not self._is_answering():
-            reply = error_reply(error, {"connection": "close"})
+            reply = error_reply(error, {"connection": "close", "x-request-id": f"req-{uuid.uuid4().hex}"})
             head = b"".join(b"%s: %s\r\n" % header for header in reply.raw_headers)
             self.transport.write(STATUS_LINE[error.http_status] + head + b"\r\n" + bytes(reply.body))
         self.transport.close()

@@ -12,6 +12,7 @@ MAX_STOP_TOKENS = 1024
 MAX_BIASES = 1024
 MAX_PRIORITY = 2**31 - 1
 MAX_RID_CHARS = 128
+MAX_NAMESPACE_CHARS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,10 @@ def check_num_choices(fields: Fields, limits: Limits, name: str, num_prompts: in
 
 
 def read_namespace(fields: Fields) -> Namespace:
+    """Both stay in the tree as long as what is cached under them, so neither may be long."""
+    for name in ("cache_salt", "extra_key"):
+        if len(fields.string(name)) > MAX_NAMESPACE_CHARS:
+            raise fields.wrong(name, f"at most {MAX_NAMESPACE_CHARS} characters", fields.raw(name))
     return Namespace(cache_salt=fields.string("cache_salt"), extra_key=fields.string("extra_key"))
 
 
@@ -115,9 +120,12 @@ def read_token_ids(fields: Fields, limits: Limits, name: str, ids: list[Any], ma
 
 
 def _read_stop(fields: Fields, limits: Limits) -> tuple[str, ...]:
+    expected = f"at most {limits.max_stop_strings} strings of at most {limits.max_stop_chars} characters"
+    given = fields.raw("stop")
+    if isinstance(given, list) and len(given) > limits.max_stop_strings:  # before its items are looked at: they may be millions
+        raise fields.wrong("stop", expected, given)
     stop = fields.strings("stop")
-    if len(stop) > limits.max_stop_strings or any(len(text) > limits.max_stop_chars for text in stop):
-        expected = f"at most {limits.max_stop_strings} strings of at most {limits.max_stop_chars} characters"
+    if any(len(text) > limits.max_stop_chars for text in stop):
         raise fields.wrong("stop", expected, list(stop))
     return stop
 

@@ -25,6 +25,8 @@ def tokenizing_router(context: ServerContext) -> APIRouter:
     async def tokenize(http: HttpRequest) -> Response:
         fields = await _fields_of(http, context)
         texts, is_list, adds_special = await _read_texts(fields, context)
+        for text in texts:
+            context.check_text(text)
         num_chars = sum(map(len, texts))
         ids = await off_loop_if_long(num_chars, lambda: [context.tokenizer.encode(text, adds_special) for text in texts])
         counts = [len(of_text) for of_text in ids]

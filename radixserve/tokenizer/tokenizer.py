@@ -73,7 +73,8 @@ class Tokenizer:
         Raises InvalidRequestError for text that is not valid Unicode.
         """
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            # the batch call, unlike the plain one, lets other Python threads run meanwhile: a long text must not stop the server
+            ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         except (UnicodeEncodeError, TypeError) as error:
             raise InvalidRequestError("prompt: expected valid Unicode text, got a lone surrogate") from error
         if add_special_tokens and len(ids) > 1 and ids[0] == ids[1] == self.bos_token_id:

@@ -39,6 +39,9 @@ def test_a_small_chunk_lowers_the_default_number_of_rows(tiny_model: Tiny) -> No
         ({"page_size": 0}, "--page-size: expected at least 1, got 0"),
         ({"schedule_policy": "best"}, "--schedule-policy: expected one of lpm, fcfs, got 'best'"),
         ({"attention_backend": "flashinfer"}, "--attention-backend: expected one of"),
+        ({"max_total_tokens": 10**20}, "--max-total-tokens: expected at most 2147483647"),
+        ({"max_running_requests": 70000}, "--max-running-requests: expected at most 65536"),
+        ({"random_seed": 10**20}, "--random-seed: expected at most"),
         ({"dtype": "int4"}, "--dtype: expected one of"),
     ],
 )

@@ -55,22 +55,23 @@ def test_llm_options_are_checked_too(name: str, value: Any) -> None:
 def test_a_pool_larger_than_the_memory_is_refused_with_numbers(tiny_model: Callable[[str, bool], Path]) -> None:
     model_dir = str(tiny_model("llama", True))
     # 3 layers, 2 heads of 8, K and V, float32
-    with pytest.raises(
-        ConfigError, match=r"--max-total-tokens: 10000000000000 tokens at 384 bytes each are 3662109375 MiB, and \d+ MiB are free"
-    ):
-        LLM(model_dir, dtype="float32", device="cpu", max_total_tokens=10**13)
+    with pytest.raises(ConfigError, match=r"--max-total-tokens: 2147483647 tokens at 384 bytes each are 786432 MiB, and \d+ MiB are free"):
+        LLM(model_dir, dtype="float32", device="cpu", max_total_tokens=2**31 - 1)
 
 
 def test_memory_that_is_not_given_is_a_config_error(tiny_model: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where more is reported free than can be had: torch's own error says nothing of a flag."""
     model_dir = str(tiny_model("llama", True))
     monkeypatch.setattr(build, "free_bytes", lambda device: 10**18)
-    with pytest.raises(
-        ConfigError, match=r"KV pool of 10000000000000 tokens \(3662109375 MiB\).*are free on cpu; lower --max-total-tokens"
-    ):
-        LLM(model_dir, dtype="float32", device="cpu", max_total_tokens=10**13)
-    with pytest.raises(ConfigError, match=r"page table of 10000000000000 rows"):
-        LLM(model_dir, dtype="float32", device="cpu", max_total_tokens=64, max_running_requests=10**13, chunked_prefill_size=10**13)
+    with pytest.raises(ConfigError, match=r"KV pool of 2147483647 tokens \(786432 MiB\).*are free on cpu; lower --max-total-tokens"):
+        LLM(model_dir, dtype="float32", device="cpu", max_total_tokens=2**31 - 1)
+
+    def no_memory(*args: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(build, "PageTable", no_memory)
+    with pytest.raises(ConfigError, match=r"page table of 500 rows"):
+        LLM(model_dir, dtype="float32", device="cpu", max_total_tokens=64, max_running_requests=500)
 
 
 def test_files_that_a_container_read_do_not_count_as_used(monkeypatch: pytest.MonkeyPatch) -> None:

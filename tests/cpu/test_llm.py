@@ -226,7 +226,7 @@ def test_what_is_no_sampling_is_refused(llm: LLM, sampling: Any) -> None:
 
 def test_numpy_integers_are_integers(llm: LLM) -> None:
     ids = llm.tokenizer.encode(PROMPTS[0])
-    sampling = SamplingParams(max_tokens=np.int64(24), temperature=np.float32(0.0), ignore_eos=True)  # type: ignore[arg-type]
+    sampling = SamplingParams(max_tokens=np.int32(24), temperature=np.float32(0.0), seed=np.int64(5), ignore_eos=True)  # type: ignore[arg-type]
     for prompts in (np.array(ids), [np.array(ids)], [[np.int32(item) for item in ids]], tuple(ids)):
         assert llm.generate(prompts, sampling)[0].text == llm.generate(PROMPTS[0], GREEDY)[0].text  # type: ignore[arg-type]
 

@@ -44,16 +44,17 @@ def buffered_bytes(live: Live) -> int:
 async def test_a_client_that_does_not_read_holds_little_and_slows_nobody(live: Live) -> None:
     with ask_without_reading(live):
         await until(lambda: len(live.echo.running_ids) == NUM_CHOICES)
-        gaps = []
+        gaps, lines = [], []
         async with httpx.AsyncClient(base_url=live.url, timeout=30) as http:
             body = {"prompt": "abc", "max_tokens": 500, "stream": True}
             async with http.stream("POST", "/v1/completions", json=body) as reply:
                 last_at = time.monotonic()
-                async for line in reply.aiter_lines():  # noqa: B007
+                async for line in reply.aiter_lines():
+                    lines.append(line)
                     gaps.append(time.monotonic() - last_at)
                     last_at = time.monotonic()
                     assert buffered_bytes(live) < 200_000
-                assert line == "" or line == "data: [DONE]"
+        assert "data: [DONE]" in lines
         assert max(gaps) < 1.0
         # the engine is done with the other one long before its client has read anything: nothing holds it up
         await until(lambda: not live.echo.running_ids, 30)

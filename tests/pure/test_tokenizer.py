@@ -1,6 +1,8 @@
 """Tokenizer: ids, special tokens, BOS, and the bytes of single tokens against the package's own decode."""
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -124,3 +126,26 @@ def test_numbers_are_cut_as_each_pre_tokenizer_says(tmp_path: Path) -> None:
         write_tokenizer(metadata, tmp_path)
         tokenizer = Tokenizer.from_directory(tmp_path)
         assert [alphabet[token_id] for token_id in tokenizer.encode("1234")] == expected
+
+
+def test_encoding_lets_other_threads_run() -> None:
+    """A long text must not stop the event loop, whose thread is another one."""
+    num_ticks = 0
+    is_done = threading.Event()
+
+    def tick() -> None:
+        nonlocal num_ticks
+        while not is_done.wait(0.001):
+            num_ticks += 1
+
+    ticker = threading.Thread(target=tick)
+    ticker.start()
+    while num_ticks < 3:
+        time.sleep(0.001)
+    before = num_ticks
+    ids = BYTE_LEVEL.encode("hello world " * 100_000)
+    during = num_ticks - before
+    is_done.set()
+    ticker.join()
+    assert len(ids) > 100_000
+    assert during >= 5, "it would be 0 or 1 if encoding held the interpreter's lock"

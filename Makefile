@@ -6,13 +6,14 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install serve test check bench clean
+.PHONY: help install serve test check bench compat clean
 
 help:
 	@echo "make serve    install, and serve the default model on 127.0.0.1:30000   (ARGS=\"--port 8000\")"
 	@echo "make test     the whole test suite"
 	@echo "make check    ruff and mypy"
 	@echo "make bench    re-use on against off, on this machine"
+	@echo "make compat   other people's tools against a real server, each in an environment of its own: minutes, 8 GB on the first run"
 	@echo "make install  only $(VENV) and the package;  make clean removes what was made here"
 
 install: $(STAMP)
@@ -44,6 +45,9 @@ check: install
 bench: install
 	$(VENV)/bin/python -m bench.compare $(ARGS)
 
+compat: install
+	$(VENV)/bin/python -m tests.compat.run $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-compat build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -55,6 +55,10 @@ class Server:
                 self._process.kill()
                 await asyncio.to_thread(self._process.wait)
 
+    def kill(self) -> None:
+        """SIGKILL, as a machine that is lost: to try what stands in front."""
+        self._process.kill()
+
     def log_tail(self, num_bytes: int = 3000) -> str:
         return Path(self._log.name).read_text(encoding="utf-8", errors="replace")[-num_bytes:]
 

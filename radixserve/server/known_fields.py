@@ -76,6 +76,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "response_format": ({}, {"type": "text"}),
     "return_cached_tokens_details": (False,),
     "return_hidden_states": (False,),
+    "return_routed_experts": (False,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "session_params": ({},),

@@ -72,7 +72,8 @@ class Scheduler:
             raise InvalidRequestError(f"request_id: {request.request_id!r} is in use by a request that is not finished")
         self._check_length(len(request.prompt_ids), request.sampling.max_tokens)
         limit = self._config.max_queued_requests
-        if limit is not None and len(self._waiting) >= limit:
+        # who was added since the last step and will find a free slot does not wait
+        if limit is not None and len(self._waiting) >= limit + len(self._free_slots):
             raise QueueFullError(f"the server is busy: {limit} requests wait already; try again later")
         num_positions = len(request.prompt_ids) + max(request.sampling.max_tokens, 1) - 1  # the last token is not fed back
         total_pages = -(-num_positions // self.cache.page_size)
@@ -294,6 +295,7 @@ class Scheduler:
                     self._waiting.remove(state.request.request_id)
                 else:
                     self._release(state, now)
+                self._blocked = None  # it may have been the one that did not fit
                 self.totals.timed_out_total += 1
                 error = RequestTimeoutError(f"the request {doing} longer than the {limit:g} s that this server allows")
                 self._outbox.append(dataclasses.replace(state.output((), FinishReason.ERROR), error=RequestError.of(error)))

@@ -75,6 +75,7 @@ def _counters(stats: EngineStats) -> tuple[tuple[str, str, float], ...]:
         ("sglang:generation_tokens", "Tokens generated.", stats.generation_tokens_total),
         ("sglang:num_requests", "Requests accepted.", stats.requests_total),
         ("sglang:num_aborted_requests", "Requests aborted.", stats.aborted_total),
+        ("radixserve_timed_out_requests", "Requests that waited or took too long.", stats.timed_out_total),
         ("sglang:num_retracted_requests", "Times that a running request was put back to wait.", stats.retracted_total),
         ("sglang:evicted_tokens", "Tokens evicted from the tree.", stats.evicted_tokens_total),
         ("vllm:prefix_cache_queries", "Prompt tokens that were looked up, once per request.", stats.prompt_tokens_total),

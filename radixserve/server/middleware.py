@@ -62,7 +62,7 @@ class Cors(CORSMiddleware):
         super().__init__(
             app,
             allow_origins=origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "PUT"),
             allow_headers=("*",),
             expose_headers=("retry-after", "x-radixserve-ignored", "x-request-id"),
         )

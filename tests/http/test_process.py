@@ -328,4 +328,5 @@ def test_ctrl_c_right_after_the_start_is_no_traceback(delay_s: float) -> None:
         time.sleep(delay_s)
         process.send_signal(signal.SIGINT)
         assert "Traceback" not in process.stderr.read()
-    assert process.returncode in (2, 130)
+    # the first: the signal came while the interpreter ended, which prints no traceback either
+    assert process.returncode in (-signal.SIGINT, 2, 130)

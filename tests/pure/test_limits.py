@@ -63,3 +63,27 @@ def test_taking_too_long_ends_in_an_error_and_gives_the_pages_back() -> None:
     assert 5 < final.num_output_tokens < 15
     assert bench.tokens("fast") == expected_tokens(range(50, 60), 4)
     assert bench.cache.num_free_pages + bench.cache.num_evictable_pages == bench.cache.num_pages
+
+
+def test_a_timed_out_head_does_not_hold_up_those_who_fit() -> None:
+    """The head does not fit and times out while another request decodes; the one behind it fits, and must run at once."""
+    bench = Bench(rows=4, num_pages=100, queue_timeout_s=5.0, policy="fcfs")
+    bench.add(request("runs", range(2, 12), max_tokens=60, ignore_eos=True))
+    bench.step()
+    bench.add(request("big", range(100, 140), max_tokens=30, ignore_eos=True))
+    for _ in range(3):
+        bench.step()
+    bench.add(request("small", range(300, 305), max_tokens=1))
+    bench.drain()
+    assert bench.final("big").finish_reason is FinishReason.ERROR
+    assert bench.tokens("small") == expected_tokens(range(300, 305), 1)
+
+
+def test_a_burst_that_finds_free_slots_is_not_refused() -> None:
+    bench = Bench(rows=8, max_queued_requests=3)
+    for i in range(11):
+        bench.add(request(f"a{i}", [5 + i, 6], max_tokens=1))
+    with pytest.raises(QueueFullError):
+        bench.add(request("one too many", [5]))
+    bench.drain()
+    assert sum(output.is_final for output in bench.outputs) == 11

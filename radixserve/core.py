@@ -134,10 +134,18 @@ def token_array(ids: Sequence[Any], vocab_size: int) -> IntArray:
     if not ids:
         raise InvalidRequestError("prompt: expected at least one token, got an empty list", param="prompt")
     # in bulk, since a prompt may be long; the bad one is looked for only when there is one
-    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
-        bad = next(token_id for token_id in ids if type(token_id) is not int or not 0 <= token_id < vocab_size)
-        raise InvalidRequestError(f"prompt: expected token ids in [0, {vocab_size - 1}], got {shown(bad)}", param="prompt")
+    if set(map(type, ids)) != {int} or not is_in_vocabulary(ids, vocab_size):
+        raise wrong_token_error(ids, vocab_size)
     return array("i", ids)
+
+
+def is_in_vocabulary(ids: Sequence[int], vocab_size: int) -> bool:
+    return not ids or (min(ids) >= 0 and max(ids) < vocab_size)
+
+
+def wrong_token_error(ids: Sequence[Any], vocab_size: int) -> InvalidRequestError:
+    bad = next(token_id for token_id in ids if type(token_id) is not int or not 0 <= token_id < vocab_size)
+    return InvalidRequestError(f"prompt: expected token ids in [0, {vocab_size - 1}], got {shown(bad)}", param="prompt")
 
 
 @dataclass(frozen=True, slots=True)

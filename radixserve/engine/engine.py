@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from radixserve.config import EngineConfig
-from radixserve.core import Request, RequestOutput, ScheduledBatch, StepOutput
+from radixserve.core import Request, RequestOutput, ScheduledBatch, StepOutput, is_in_vocabulary, wrong_token_error
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.step_log import StepLog
-from radixserve.errors import InvalidRequestError, UnsupportedFieldError, shown
+from radixserve.errors import UnsupportedFieldError, shown
 from radixserve.metrics import EngineStats, StepSeconds
 from radixserve.scheduler.scheduler import Scheduler
 
@@ -49,9 +49,8 @@ class Engine:
         start = self._clock()
         request.sampling.validate()
         _refuse_what_is_not_built(request)
-        worst = max(request.prompt_ids, default=0)
-        if min(request.prompt_ids, default=0) < 0 or worst >= self.info.vocab_size:
-            raise self._bad_token(request)
+        if not is_in_vocabulary(request.prompt_ids, self.info.vocab_size):
+            raise wrong_token_error(request.prompt_ids, self.info.vocab_size)
         self._scheduler.add(request, start)
         self._was_checked = False
         self._seconds.schedule += self._clock() - start
@@ -129,10 +128,6 @@ class Engine:
             evicted_tokens_total=cache.num_evicted_pages * page_size,
             step_seconds=dataclasses.replace(self._seconds),
         )
-
-    def _bad_token(self, request: Request) -> Exception:
-        bad = next(token_id for token_id in request.prompt_ids if not 0 <= token_id < self.info.vocab_size)
-        return InvalidRequestError(f"prompt: expected token ids from 0 to {self.info.vocab_size - 1}, got {bad}", param="prompt")
 
 
 def _refuse_what_is_not_built(request: Request) -> None:

@@ -24,10 +24,11 @@ def is_worth_waiting(state: RequestState, running: Iterable[RequestState], cache
     if state.is_following:
         return True
     state.leader, matched = None, None
+    tokens = state.token_ids.tobytes()
     for leader in running:
         if not leader.is_prefilling or leader.request.namespace != state.request.namespace:
             continue
-        shared = min(common_tokens(leader.request.prompt_ids, state.token_ids), state.max_cached)
+        shared = min(common_tokens(leader.request.prompt_ids, tokens), state.max_cached)
         end = shared - shared % cache.page_size
         if end < leader.num_computed + cache.page_size:
             continue
@@ -39,7 +40,6 @@ def is_worth_waiting(state: RequestState, running: Iterable[RequestState], cache
     return False
 
 
-def common_tokens(one: IntArray, other: IntArray) -> int:
-    """How many leading tokens are equal."""
-    tokens = other.tobytes()
-    return common_length(one.tobytes(), tokens, 0, len(tokens), TOKEN_BYTES) // TOKEN_BYTES
+def common_tokens(token_ids: IntArray, tokens: bytes) -> int:
+    """How many leading tokens are equal; `tokens` are int32 each."""
+    return common_length(token_ids.tobytes(), tokens, 0, len(tokens), TOKEN_BYTES) // TOKEN_BYTES

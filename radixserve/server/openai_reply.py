@@ -4,7 +4,7 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
-from radixserve.server.call import Call
+from radixserve.server.call import Call, Prompt
 from radixserve.server.chat_call import ChatCall
 from radixserve.server.completion_call import CompletionCall
 from radixserve.server.generation import ChoiceDelta, Generation
@@ -63,13 +63,14 @@ class CompletionReply(OpenAIReply):
         super().__init__(asked.call, generation, reply_id, model, with_cache_details=asked.return_cached_tokens_details)
         self._asked = asked
         self._tokenizer = tokenizer
+        self._echo_texts = [self._echo_text(prompt) for prompt in asked.call.prompts] if asked.echo else []
         self._logprobs = [self._logprobs_of(index) for index in range(asked.call.num_choices)]
 
     def _choice(self, choice: ChoiceDelta) -> dict[str, Any]:
         index = choice.choice_index
         text = choice.text
         if choice.is_first and self._asked.echo:
-            text = self._echo_text(index) + text
+            text = self._echo_texts[index // self._asked.call.n] + text
         body = {"index": index, "text": text, "logprobs": self._shown_logprobs(choice), "finish_reason": choice.finish_reason}
         if self._asked.return_token_ids:
             body["prompt_token_ids"] = list(self._generation.prompt_ids(index)) if choice.is_first else None
@@ -79,9 +80,8 @@ class CompletionReply(OpenAIReply):
     def _chunk_choices(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         return [self._choice(delta)]
 
-    def _echo_text(self, index: int) -> str:
+    def _echo_text(self, prompt: Prompt) -> str:
         """The prompt as it was sent; of token ids what they say. Half a character at its end is shown with the rest of it."""
-        prompt = self._asked.call.prompts[index // self._asked.call.n]
         if isinstance(prompt.content, str):
             return prompt.content
         return Detokenizer(self._tokenizer, (), (), prompt.skip_special_tokens).push(prompt.content).text
@@ -90,7 +90,7 @@ class CompletionReply(OpenAIReply):
         prompt = self._asked.call.prompts[index // self._asked.call.n]
         if prompt.sampling.logprobs is None:
             return None
-        echo_text = self._echo_text(index) if self._asked.echo else None
+        echo_text = self._echo_texts[index // self._asked.call.n] if self._asked.echo else None
         return CompletionLogprobs(self._tokenizer, self._generation.prompt_ids(index), echo_text, prompt.skip_special_tokens)
 
     def _shown_logprobs(self, choice: ChoiceDelta) -> dict[str, Any] | None:

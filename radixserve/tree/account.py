@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from itertools import chain
 
 from radixserve.core import IntArray
+from radixserve.tree.key import TOKEN_BYTES
 from radixserve.tree.page_pool import PagePool
 from radixserve.tree.radix_tree import RadixTree
 
 
 def check_tree(tree: RadixTree) -> None:
     """Recount the tree and compare with its counters. AssertionError at the first thing that is wrong."""
-    page_bytes = tree.page_size * 4
+    page_bytes = tree.page_size * TOKEN_BYTES
     num_evictable = num_locked = 0
     evictable_leaves = set()
     ghosts = set()
@@ -32,7 +33,7 @@ def check_tree(tree: RadixTree) -> None:
             assert node in tree.ghosts, f"{node} is missing from the ghost list"
             ghosts.add(node.node_id)
             continue
-        assert len(node.pages) * page_bytes == len(node.tokens), f"{node} holds {len(node.tokens) // 4} tokens"
+        assert len(node.pages) * page_bytes == len(node.tokens), f"{node} holds {len(node.tokens) // TOKEN_BYTES} tokens"
         if node.lock_ref:
             num_locked += len(node.pages)
         else:
@@ -47,7 +48,7 @@ def check_tree(tree: RadixTree) -> None:
     ordered = [node.node_id for node in tree.evictable_leaves]
     assert len(ordered) == len(evictable_leaves) and set(ordered) == evictable_leaves, "the eviction order is not the evictable leaves"
     assert len(tree.ghosts) == len(ghosts) == sum(1 for _ in tree.ghosts), "the ghost list is not the ghosts"
-    assert tree.ghosts.num_tokens == sum(len(node.tokens) // 4 for node in tree.ghosts), "ghost tokens are miscounted"
+    assert tree.ghosts.num_tokens == sum(len(node.tokens) // TOKEN_BYTES for node in tree.ghosts), "ghost tokens are miscounted"
 
 
 def check_pages(pool: PagePool, tree: RadixTree | None, private: Iterable[IntArray]) -> None:

@@ -42,13 +42,8 @@ class DisabledCache:
 
     @timed
     def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None:
-        first_page = len(path.pages)
-        num_missing = -(-num_tokens // self.page_size) - first_page
-        if num_missing <= 0:
-            return None
-        new_pages = self._pool.allocate(num_missing)
-        path.pages.extend(new_pages)
-        return PageWrite(first_page, new_pages)
+        num_missing = path.num_missing(num_tokens, self.page_size)
+        return path.grow(self._pool.allocate(num_missing)) if num_missing > 0 else None
 
     def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None:
         return None

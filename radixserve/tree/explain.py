@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from radixserve.core import IntArray, Namespace
-from radixserve.tree.key import common_length, token_array
+from radixserve.tree.key import TOKEN_BYTES, common_length, unpacked
 from radixserve.tree.node import TreeNode
 from radixserve.tree.radix_tree import RadixTree
 
@@ -27,7 +27,7 @@ class MatchExplanation:
 
 def explain(tree: RadixTree, namespace: Namespace, token_ids: IntArray) -> MatchExplanation:
     """Follow the prompt through pages and ghosts alike. Changes nothing."""
-    tokens, page_bytes = token_ids.tobytes(), tree.page_size * 4
+    tokens, page_bytes = token_ids.tobytes(), tree.page_size * TOKEN_BYTES
     node, offset, num_cached, gone = tree.root, 0, 0, None
     edge_left = b""  # of the node where the walk ended, what lies beyond the equal part
     while True:
@@ -43,17 +43,17 @@ def explain(tree: RadixTree, namespace: Namespace, token_ids: IntArray) -> Match
         if edge_left:
             break
     known = edge_left or _nearest_edge(node, namespace, tokens[offset:])
-    num_common = offset + common_length(known, tokens, offset, len(tokens), 4)
+    num_common = offset + common_length(known, tokens, offset, len(tokens), TOKEN_BYTES)
     first_page = tokens[:page_bytes]
     return MatchExplanation(
         num_prompt=len(token_ids),
-        num_cached=num_cached // 4,
-        num_remembered=offset // 4,
-        num_common=num_common // 4,
+        num_cached=num_cached // TOKEN_BYTES,
+        num_remembered=offset // TOKEN_BYTES,
+        num_common=num_common // TOKEN_BYTES,
         evicted_at=gone.evicted_at if gone else None,
         eviction_cause=gone.eviction_cause if gone else "",
-        asked_tokens=token_array(tokens[num_common : num_common + SHOWN_TOKENS * 4]),
-        known_tokens=token_array(known[num_common - offset :][: SHOWN_TOKENS * 4]),
+        asked_tokens=unpacked(tokens[num_common : num_common + SHOWN_TOKENS * TOKEN_BYTES]),
+        known_tokens=unpacked(known[num_common - offset :][: SHOWN_TOKENS * TOKEN_BYTES]),
         other_namespaces=tuple(other for other, page in tree.root.children if page == first_page and other != namespace),
     )
 
@@ -61,4 +61,4 @@ def explain(tree: RadixTree, namespace: Namespace, token_ids: IntArray) -> Match
 def _nearest_edge(node: TreeNode, namespace: Namespace, tokens: bytes) -> bytes:
     """The edge below `node` that shares the most leading tokens with `tokens`, all of them less than a page."""
     edges = [child.tokens for child in node.children.values() if child.namespace == namespace]
-    return max(edges, key=lambda edge: common_length(edge, tokens, 0, len(tokens), 4), default=b"")
+    return max(edges, key=lambda edge: common_length(edge, tokens, 0, len(tokens), TOKEN_BYTES), default=b"")

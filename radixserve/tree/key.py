@@ -40,7 +40,7 @@ class TreeKey(NamedTuple):
         return cls(tuple(segments))
 
 
-def token_array(tokens: bytes) -> IntArray:
+def unpacked(tokens: bytes) -> IntArray:
     ids = array("i")
     ids.frombytes(tokens)
     return ids

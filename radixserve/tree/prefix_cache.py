@@ -34,6 +34,16 @@ class PagePath:
     def private_pages(self) -> IntArray:
         return self.pages[self.num_shared :]
 
+    def num_missing(self, num_tokens: int, page_size: int) -> int:
+        """Pages that it lacks to cover num_tokens positions; 0 or less where it has enough."""
+        return -(-num_tokens // page_size) - len(self.pages)
+
+    def grow(self, new_pages: IntArray) -> PageWrite:
+        """Take hold of pages fresh from the pool."""
+        write = PageWrite(len(self.pages), new_pages)
+        self.pages.extend(new_pages)
+        return write
+
 
 class PrefixMatch(NamedTuple):
     """What a prompt would re-use now. Valid until the cache's version changes."""
@@ -163,14 +173,11 @@ class PrefixCache:
 
         The scheduler has made sure that free + evictable pages suffice; if they do not, that is a bug.
         """
-        num_missing = -(-num_tokens // self.page_size) - len(path.pages)
+        num_missing = path.num_missing(num_tokens, self.page_size)
         if num_missing <= 0:
             return None
         self._make_room(num_missing, now)
-        first_page = len(path.pages)
-        new_pages = self._pool.allocate(num_missing)
-        path.pages.extend(new_pages)
-        return PageWrite(first_page, new_pages)
+        return path.grow(self._pool.allocate(num_missing))
 
     @timed
     def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None:

@@ -84,12 +84,7 @@ def assert_equal_up_to_near_ties(answers: list[Completion], expected: Oracle) ->
     assert num_ties <= 1, f"{num_ties} near-ties of {len(answers)} prompts came out differently"
 
 
-@pytest.mark.parametrize("batch", [1, 4, 16])
-@pytest.mark.parametrize("is_tree_on", [True, False], ids=["tree", "no-tree"])
-@pytest.mark.parametrize("page_size", [1, 16])
-@pytest.mark.parametrize(("family", "tie"), TINY_MODELS)
-def test_tiny_models(tiny_model: Callable[[str, bool], Path], family: str, tie: bool, page_size: int, is_tree_on: bool, batch: int) -> None:
-    model_dir = tiny_model(family, tie)
+def check(model_dir: Path, *, page_size: int, is_tree_on: bool, batch: int, chunk: int) -> None:
     expected = oracle(model_dir)
     llm = LLM(
         str(model_dir),
@@ -97,7 +92,7 @@ def test_tiny_models(tiny_model: Callable[[str, bool], Path], family: str, tie: 
         device="cpu",
         page_size=page_size,
         disable_radix_cache=not is_tree_on,
-        chunked_prefill_size=64,
+        chunked_prefill_size=chunk,
         max_running_requests=batch,
         max_total_tokens=1600 * batch,  # about what one batch needs: the tree lives under eviction all the time
     )
@@ -107,24 +102,18 @@ def test_tiny_models(tiny_model: Callable[[str, bool], Path], family: str, tie: 
     assert num_cached > 0 if is_tree_on else num_cached == 0
 
 
+@pytest.mark.parametrize("batch", [1, 4, 16])
+@pytest.mark.parametrize("is_tree_on", [True, False], ids=["tree", "no-tree"])
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize(("family", "tie"), TINY_MODELS)
+def test_tiny_models(tiny_model: Callable[[str, bool], Path], family: str, tie: bool, page_size: int, is_tree_on: bool, batch: int) -> None:
+    check(tiny_model(family, tie), page_size=page_size, is_tree_on=is_tree_on, batch=batch, chunk=64)
+
+
 @pytest.mark.parametrize(("page_size", "is_tree_on", "batch"), [(1, True, 4), (16, False, 16)])
 def test_default_model(default_model_dir: Path, page_size: int, is_tree_on: bool, batch: int) -> None:
     torch.set_num_threads(2)
-    expected = oracle(default_model_dir)
-    llm = LLM(
-        str(default_model_dir),
-        dtype="float32",
-        device="cpu",
-        page_size=page_size,
-        disable_radix_cache=not is_tree_on,
-        chunked_prefill_size=512,
-        max_running_requests=batch,
-        max_total_tokens=1600 * batch,
-    )
-    answers = run_in_batches(llm, expected.prompts, batch)
-    assert_equal_up_to_near_ties(answers, expected)
-    num_cached = sum(answer.num_cached_tokens for answer in answers)
-    assert num_cached > 0 if is_tree_on else num_cached == 0
+    check(default_model_dir, page_size=page_size, is_tree_on=is_tree_on, batch=batch, chunk=512)
 
 
 def test_prompt_given_as_text_and_as_ids(tiny_model: Callable[[str, bool], Path]) -> None:

@@ -53,7 +53,7 @@ async def run_stream(url: str, words: Words, prompt: list[int], num_tokens: int)
         "prompt": prompt,
         "max_tokens": num_tokens,
         "stream": True,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "stream_options": {"include_usage": True},
     }
     completion = await stream_completion(url, body)
     expected = words.text([prompt[i % len(prompt)] for i in range(num_tokens)])

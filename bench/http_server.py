@@ -17,7 +17,6 @@ from typing import Any
 import orjson
 import uvicorn
 import uvloop
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from radixserve.config import EngineConfig, ServerConfig
 from radixserve.core import RequestOutput
@@ -30,30 +29,48 @@ from radixserve.tokenizer.tokenizer import Tokenizer
 
 
 class Stamps:
-    """Seconds from arrival, and from the engine's own sending, to the write; one of each per token."""
+    """When each token's message came and when its bytes were written. While it runs it only notes; the accounts come after the run."""
 
     def __init__(self) -> None:
-        self._arrivals: defaultdict[str, deque[tuple[float, float]]] = defaultdict(deque)
-        self._written: list[tuple[float, float]] = []
-        self.since_arrival: list[float] = []
-        self.since_sending: list[float] = []
+        self._arrived: list[tuple[float, list[RequestOutput]]] = []
+        self._pending: list[bytes] = []
+        self._written: list[tuple[float, list[bytes]]] = []
 
-    def arrived(self, output: RequestOutput) -> None:
-        stamps = (time.monotonic(), output.queue_time_s)
-        self._arrivals[output.request_id.removesuffix("-0")].extend([stamps] * len(output.token_ids))
+    def arrived(self, outputs: list[RequestOutput]) -> None:
+        self._arrived.append((time.monotonic(), outputs))
 
-    def handed_over(self, reply_id: str, num_tokens: int) -> None:
+    def handed_over(self, data: bytes) -> None:
         """uvloop writes at the end of the loop's turn, before the callbacks of the next one: there the time is taken."""
-        if not self._written:
+        if not self._pending:
             asyncio.get_running_loop().call_soon(self._stamp_written)
-        arrivals = self._arrivals[reply_id]
-        self._written.extend(arrivals.popleft() for _ in range(num_tokens))
+        self._pending.append(data)
 
     def _stamp_written(self) -> None:
-        now = time.monotonic()
-        self.since_arrival.extend(now - arrived_at for arrived_at, _ in self._written)
-        self.since_sending.extend(now - sent_at for _, sent_at in self._written)
-        self._written.clear()
+        self._written.append((time.monotonic(), self._pending))
+        self._pending = []
+
+    def latencies(self) -> tuple[list[float], list[float]]:
+        """Seconds from arrival, and from the engine's own sending, to the write; one of each per token."""
+        arrivals: defaultdict[str, deque[tuple[float, float]]] = defaultdict(deque)
+        for arrived_at, outputs in self._arrived:
+            for output in outputs:
+                arrivals[output.request_id.removesuffix("-0")].extend([(arrived_at, output.queue_time_s)] * len(output.token_ids))
+        since_arrival, since_sending = [], []
+        for written_at, pieces in self._written:
+            for reply_id, num_tokens in _tokens_in(pieces):
+                for arrived_at, sent_at in [arrivals[reply_id].popleft() for _ in range(num_tokens)]:
+                    since_arrival.append(written_at - arrived_at)
+                    since_sending.append(written_at - sent_at)
+        return since_arrival, since_sending
+
+
+def _tokens_in(pieces: list[bytes]) -> Iterator[tuple[str, int]]:
+    """(id of the reply, tokens) of each event; every token of the load is one word with the blank before it."""
+    for piece in pieces:
+        for line in piece.split(b"\n"):
+            if line.startswith(b'data: {"id"'):
+                event = orjson.loads(line[6:])
+                yield event["id"], sum(choice["text"].count(" ") for choice in event["choices"])
 
 
 class StampingLink(ProcessLink):
@@ -64,32 +81,31 @@ class StampingLink(ProcessLink):
     async def receive(self) -> wire.EngineMessage:
         message = await super().receive()
         if isinstance(message, wire.Outputs):
-            for output in message.outputs:
-                self._stamps.arrived(output)
+            self._stamps.arrived(message.outputs)
         return message
 
 
-class StampingApp:
-    """Outside the app: sees each event as uvicorn gets it. Clients ask for continuous usage, which says how many tokens are in."""
+class StampingTransport:
+    """What the protocol writes to; everything else is the real transport's."""
 
-    def __init__(self, app: ASGIApp, stamps: Stamps) -> None:
-        self._app = app
+    def __init__(self, transport: Any, stamps: Stamps) -> None:
+        self._transport = transport
         self._stamps = stamps
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        num_sent = 0
+    def write(self, data: bytes) -> None:
+        self._stamps.handed_over(data)
+        self._transport.write(data)
 
-        async def stamped_send(message: Message) -> None:
-            nonlocal num_sent
-            await send(message)
-            body = message.get("body", b"")
-            if body.startswith(b'data: {"id"'):
-                event = orjson.loads(body[6:])
-                num_tokens = event["usage"]["completion_tokens"]
-                self._stamps.handed_over(event["id"], num_tokens - num_sent)
-                num_sent = num_tokens
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
-        await self._app(scope, receive, stamped_send)
+
+def stamping_protocol(stamps: Stamps) -> type[HttpProtocol]:
+    class StampingProtocol(HttpProtocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(StampingTransport(transport, stamps))
+
+    return StampingProtocol
 
 
 class _Server(uvicorn.Server):
@@ -109,8 +125,9 @@ async def serve(model_dir: Path, rate: str, phases: str) -> dict[str, Any]:
     stamps = Stamps()
     command = (sys.executable, "-m", "bench.paced_engine", rate, phases)
     engine = await AsyncEngine.start(EngineConfig(model_path=str(model_dir)), make_link=lambda: StampingLink(command, stamps))
-    app = StampingApp(create_app(engine, Tokenizer.from_directory(model_dir), ServerConfig()), stamps)
-    config = uvicorn.Config(app, port=0, http=HttpProtocol, ws="none", lifespan="off", log_config=None, access_log=False, backlog=2048)
+    app = create_app(engine, Tokenizer.from_directory(model_dir), ServerConfig())
+    protocol = stamping_protocol(stamps)
+    config = uvicorn.Config(app, port=0, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False, backlog=2048)
     server = _Server(config)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.handle_exit, signal.SIGTERM, None)
     serving = asyncio.create_task(server.serve())
@@ -119,15 +136,16 @@ async def serve(model_dir: Path, rate: str, phases: str) -> dict[str, Any]:
     print(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", flush=True)
     cpu_at, wall_at = time.process_time(), time.monotonic()
     await serving
-    figures = {
-        "num_tokens": len(stamps.since_arrival),
-        "arrival_to_write": _percentiles(stamps.since_arrival),
-        "sending_to_write": _percentiles(stamps.since_sending),
-        "cpu_s": time.process_time() - cpu_at,
-        "wall_s": time.monotonic() - wall_at,
-    }
+    cpu_s, wall_s = time.process_time() - cpu_at, time.monotonic() - wall_at
     await engine.stop()
-    return figures
+    since_arrival, since_sending = stamps.latencies()
+    return {
+        "num_tokens": len(since_arrival),
+        "arrival_to_write": _percentiles(since_arrival),
+        "sending_to_write": _percentiles(since_sending),
+        "cpu_s": cpu_s,
+        "wall_s": wall_s,
+    }
 
 
 if __name__ == "__main__":

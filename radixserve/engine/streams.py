@@ -6,6 +6,7 @@ taken yet are merged into one.
 
 import asyncio
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -106,33 +107,52 @@ class RequestStream:
 
 
 class StreamGroup:
-    """Async iterator of (index, RequestOutput) over several streams, in order of arrival; ends when all of them have."""
+    """Several streams as one: their news as (index, RequestOutput), in order of arrival, until all of them have ended."""
 
     def __init__(self, streams: Sequence[RequestStream]) -> None:
         self._streams = tuple(streams)
         self._num_open = len(self._streams)
         # At most one entry per stream with news: a stream reports only when it was empty before.
-        self._ready: asyncio.Queue[int] = asyncio.Queue()
+        self._ready: deque[int] = deque()
+        self._event = asyncio.Event()
+        self._listener: Callable[[], None] = self._event.set
         for index, stream in enumerate(self._streams):
-            stream.listen(partial(self._ready.put_nowait, index))
+            stream.listen(partial(self._note, index))
 
-    def __aiter__(self) -> "StreamGroup":
-        return self
+    @property
+    def is_ended(self) -> bool:
+        """Nothing more will be taken."""
+        return self._num_open == 0
 
-    async def __anext__(self) -> tuple[int, RequestOutput]:
-        while self._num_open:
-            index = await self._ready.get()
+    def take(self) -> tuple[int, RequestOutput] | None:
+        """All news of the stream whose news came first; None when there is none now."""
+        while self._ready and self._num_open:
+            index = self._ready.popleft()
             output = self._streams[index].take()
             if output is not None:
                 self._num_open -= output.is_final
                 return index, output
-        raise StopAsyncIteration
+        return None
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever news arrive at an empty stream, in the middle of their arrival. Replaces wait()."""
+        self._listener = listener
+
+    async def wait(self) -> None:
+        """Returns when there may be news, or an end."""
+        if not self._ready and self._num_open:
+            self._event.clear()
+            await self._event.wait()
 
     def finish(self, index: int, num_output_tokens: int) -> None:
         """A stop string was found in this stream, in an output that was not final."""
-        self._streams[index].finish(num_output_tokens)
         self._num_open -= 1
+        self._streams[index].finish(num_output_tokens)
 
     def close(self) -> None:
         for stream in self._streams:
             stream.close()
+
+    def _note(self, index: int) -> None:
+        self._ready.append(index)
+        self._listener()

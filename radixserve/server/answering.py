@@ -1,7 +1,7 @@
 """From a running generation to an HTTP reply, whole or as a stream. What the bodies look like is the Reply's business."""
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -36,16 +36,11 @@ async def answer(http: HttpRequest, context: ServerContext, call: Call, generati
         headers = context.ignored_header(call.ignored)
         if not call.is_stream:
             return json_reply(await until_gone(http.receive, _whole(generation, reply, call.num_choices)), headers=headers)
-        deltas = generation.deltas()
-        first = await until_gone(http.receive, _next(deltas))
-        return EventStream(_events(reply, first, deltas), generation.close, headers)
+        first = await until_gone(http.receive, generation.first())
+        return EventStream(ReplyEvents(generation, reply, first), headers)
     except BaseException:
         generation.close()
         raise
-
-
-async def _next(deltas: AsyncGenerator[ChoiceDelta]) -> ChoiceDelta:
-    return await anext(deltas)
 
 
 async def _whole(generation: Generation, reply: Reply, num_choices: int) -> Any:
@@ -56,22 +51,42 @@ async def _whole(generation: Generation, reply: Reply, num_choices: int) -> Any:
     return reply.whole([joined(choice) for choice in by_choice])
 
 
-async def _events(reply: Reply, first: ChoiceDelta, deltas: AsyncGenerator[ChoiceDelta]) -> AsyncGenerator[bytes]:
-    """Ends with [DONE] in every case; a failure is an error event before it."""
-    try:
-        async with aclosing(deltas):
-            yield _encoded(reply.chunks(first))
-            async for delta in deltas:
-                yield _encoded(reply.chunks(delta))
-        for chunk in reply.last_chunks():
-            yield event(chunk)
-    except Exception as error:
-        description = describe(error)
-        if description.http_status == 500:
-            logger.exception("a request failed in its stream")
-        yield event(error_body(description))
-    yield DONE_EVENT
+class ReplyEvents:
+    """The bytes of one streamed call. They end with [DONE] in every case; a failure is an error event before it."""
 
+    def __init__(self, generation: Generation, reply: Reply, first: ChoiceDelta) -> None:
+        self._generation = generation
+        self._reply = reply
+        self._first: ChoiceDelta | None = first
+        self.is_ended = False
 
-def _encoded(chunks: list[Any]) -> bytes:
-    return b"".join(event(chunk) for chunk in chunks)
+    def take(self) -> bytes:
+        if self.is_ended:
+            return b""
+        events: list[bytes] = []
+        try:
+            self._add_news(events)
+            if not self._generation.is_ended:
+                return b"".join(events)
+            events += map(event, self._reply.last_chunks())
+        except Exception as error:
+            description = describe(error)
+            if description.http_status == 500:
+                logger.exception("a request failed in its stream")
+            events.append(event(error_body(description)))
+        self.is_ended = True
+        self.close()
+        events.append(DONE_EVENT)
+        return b"".join(events)
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        self._generation.listen(listener)
+
+    def close(self) -> None:
+        self._generation.close()
+
+    def _add_news(self, events: list[bytes]) -> None:
+        delta, self._first = self._first or self._generation.take(), None
+        while delta is not None:
+            events += map(event, self._reply.chunks(delta))
+            delta = self._generation.take()

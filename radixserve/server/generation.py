@@ -1,7 +1,7 @@
 """One API call on its way: its requests in the engine, one detokenizer per choice, the deltas for the reply, and the usage."""
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -106,15 +106,40 @@ class Generation:
         self._choices = [_Choice(text, len(prompt_ids)) for text, prompt_ids in zip(texts, self._prompt_ids)]
         self._group = _submit_all(engine, requests)
 
+    @property
+    def is_ended(self) -> bool:
+        """Every choice has given its last delta."""
+        return self._group.is_ended
+
+    def take(self) -> ChoiceDelta | None:
+        """The next delta of what is here; None when there is none now. Raises RequestFailedError when any choice fails: close it then."""
+        while (news := self._group.take()) is not None:
+            index, output = news
+            text = self._advance(index, output)
+            if text.text or text.finish_reason:
+                return self._choices[index].take(index, text)
+        return None
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener`, which must not raise, where news arrive; from now on nobody waits in deltas()."""
+        self._group.listen(listener)
+
     async def deltas(self) -> AsyncGenerator[ChoiceDelta]:
-        """Raises RequestFailedError when any choice fails; the others are aborted then."""
+        """All deltas as they come. Raises as take() does; the others are aborted then."""
         try:
-            async for index, output in self._group:
-                news = self._advance(index, output)
-                if news.text or news.finish_reason:
-                    yield self._choices[index].take(index, news)
+            while (delta := self.take()) is not None or not self.is_ended:
+                if delta is None:
+                    await self._group.wait()
+                else:
+                    yield delta
         finally:
             self.close()
+
+    async def first(self) -> ChoiceDelta:
+        """Raises as take() does."""
+        while (delta := self.take()) is None:
+            await self._group.wait()
+        return delta
 
     def close(self) -> None:
         self._group.close()

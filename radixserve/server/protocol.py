@@ -1,6 +1,6 @@
 """HTTP/1.1 on one connection: uvicorn's parser and replies, with an eye on the client while a request runs.
 
-Three things differ. Reading is never paused behind a running request, because a paused connection would not show that the client left; so
+Three things differ, beside the short way of streams (try_write). Reading is never paused behind a running request, because a paused connection would not show that the client left; so
 what a client sends ahead of the reply (pipelining) is dropped, and the connection closes after that reply, which tells the client to send
 it again (RFC 9112, 9.3.2). An offer to upgrade to another protocol is ignored (RFC 9110, 7.8). The head of a request has a limit.
 """
@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from radixserve.core import RequestError
 from radixserve.server.replies import error_reply
+from radixserve.server.stream import BODY_WRITER
 
 MAX_HEAD_BYTES = 64 * 1024  # request line and headers
 
@@ -39,6 +40,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if not self._drops_input:
             super().on_message_begin()
+            self.scope["extensions"] = {BODY_WRITER: self}
 
     def on_headers_complete(self) -> None:
         if self._drops_input:
@@ -60,6 +62,14 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._is_in_head, self._head_bytes = True, 0
         super().on_message_complete()
+
+    def try_write(self, piece: bytes) -> bool:
+        """stream.BodyWriter: what RequestResponseCycle.send() does with a piece of a chunked body, at once."""
+        cycle = self.cycle
+        if self.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(RequestError(msg, 400, "invalid_request_error", "invalid_http"))

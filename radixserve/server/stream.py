@@ -1,9 +1,8 @@
 """Replies while the client may leave at any moment: server-sent events, and waiting with an eye on the connection."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from contextlib import aclosing
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
 import orjson
 from starlette.responses import Response
@@ -12,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 T = TypeVar("T")
 
 DONE_EVENT = b"data: [DONE]\n\n"
+BODY_WRITER = "radixserve.body_writer"  # in the extensions of the ASGI scope
 
 
 class ClientGoneError(Exception):
@@ -43,31 +43,77 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
+class Events(Protocol):
+    """A source of events. take() and the listener are called in the middle of the news' arrival, so neither may raise or wait."""
+
+    @property
+    def is_ended(self) -> bool:
+        """The last event was taken."""
+
+    def take(self) -> bytes:
+        """The events of all news so far; b"" when there are none."""
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener` when news come where none were."""
+
+    def close(self) -> None: ...
+
+
+class BodyWriter(Protocol):
+    """What a server may offer in the scope's extensions: a way to the socket without a task and an await for each event."""
+
+    def try_write(self, piece: bytes) -> bool:
+        """Write a piece of a body that has begun. False, and nothing was done, when its client is slow or gone: use send() then."""
+
+
 class EventStream(Response):
     """Sends events as they come. Sending waits for a slow client, who so slows nobody but itself.
 
-    `close` is called at the end in every case; a client that leaves is noticed at once, not with the next event.
+    While the client keeps up, events are written where their news arrive; the task sends what comes first, last, or behind a full buffer.
+    The events are closed at the end in every case; a client that leaves is noticed at once, not with the next event.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[bytes], close: Callable[[], None], headers: dict[str, str]) -> None:
+    def __init__(self, events: Events, headers: dict[str, str]) -> None:
         super().__init__(None, 200, {"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._events = events
-        self._close = close
+        self._writer: BodyWriter | None = None
+        self._unsent = b""
+        self._is_idle = False  # the task waits for news: everything before is with the transport
+        self._wake = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._writer = (scope.get("extensions") or {}).get(BODY_WRITER)
         try:
             await until_gone(receive, self._send_all(send))
         except ClientGoneError:
             pass
         finally:
-            self._close()
+            self._is_idle = False
+            self._events.close()
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async with aclosing(self._events) as events:
-            async for chunk in events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self._events.listen(self._on_news)
+        while True:
+            piece, self._unsent = self._unsent + self._events.take(), b""
+            if piece:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            elif self._events.is_ended:
+                break
+            else:
+                self._is_idle = True
+                self._wake.clear()
+                await self._wake.wait()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _on_news(self) -> None:
+        if not self._is_idle:
+            return  # the task will take it
+        piece = self._events.take() if self._writer is not None else b""
+        if self._writer is None or self._events.is_ended or (piece and not self._writer.try_write(piece)):
+            self._unsent = piece
+            self._is_idle = False
+            self._wake.set()

@@ -32,45 +32,49 @@ class Stamps:
     """When each token's message came and when its bytes were written. While it runs it only notes; the accounts come after the run."""
 
     def __init__(self) -> None:
-        self._arrived: list[tuple[float, list[RequestOutput]]] = []
+        self._arrived: list[tuple[float, str, int, float]] = []
         self._pending: list[bytes] = []
-        self._written: list[tuple[float, list[bytes]]] = []
+        self._written: list[tuple[float, bytes]] = []
 
     def arrived(self, outputs: list[RequestOutput]) -> None:
-        self._arrived.append((time.monotonic(), outputs))
+        now = time.monotonic()
+        # flat: objects that the collector has to walk would be measured too
+        self._arrived += [(now, output.request_id, len(output.token_ids), output.queue_time_s) for output in outputs]
 
-    def handed_over(self, data: bytes) -> None:
-        """uvloop writes at the end of the loop's turn, before the callbacks of the next one: there the time is taken."""
+    def written(self, data: bytes, is_in_buffer: bool) -> None:
+        """What the socket did not take at once goes out at the end of the loop's turn, before the callbacks of the next one."""
+        if not is_in_buffer:
+            self._written.append((time.monotonic(), data))
+            return
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._stamp_written)
         self._pending.append(data)
 
     def _stamp_written(self) -> None:
-        self._written.append((time.monotonic(), self._pending))
-        self._pending = []
+        now = time.monotonic()
+        self._written += [(now, data) for data in self._pending]
+        self._pending.clear()
 
     def latencies(self) -> tuple[list[float], list[float]]:
         """Seconds from arrival, and from the engine's own sending, to the write; one of each per token."""
         arrivals: defaultdict[str, deque[tuple[float, float]]] = defaultdict(deque)
-        for arrived_at, outputs in self._arrived:
-            for output in outputs:
-                arrivals[output.request_id.removesuffix("-0")].extend([(arrived_at, output.queue_time_s)] * len(output.token_ids))
+        for arrived_at, request_id, num_tokens, sent_at in self._arrived:
+            arrivals[request_id.removesuffix("-0")].extend([(arrived_at, sent_at)] * num_tokens)
         since_arrival, since_sending = [], []
-        for written_at, pieces in self._written:
-            for reply_id, num_tokens in _tokens_in(pieces):
+        for written_at, data in self._written:
+            for reply_id, num_tokens in _tokens_in(data):
                 for arrived_at, sent_at in [arrivals[reply_id].popleft() for _ in range(num_tokens)]:
                     since_arrival.append(written_at - arrived_at)
                     since_sending.append(written_at - sent_at)
         return since_arrival, since_sending
 
 
-def _tokens_in(pieces: list[bytes]) -> Iterator[tuple[str, int]]:
+def _tokens_in(data: bytes) -> Iterator[tuple[str, int]]:
     """(id of the reply, tokens) of each event; every token of the load is one word with the blank before it."""
-    for piece in pieces:
-        for line in piece.split(b"\n"):
-            if line.startswith(b'data: {"id"'):
-                event = orjson.loads(line[6:])
-                yield event["id"], sum(choice["text"].count(" ") for choice in event["choices"])
+    for line in data.split(b"\n"):
+        if line.startswith(b'data: {"id"'):
+            event = orjson.loads(line[6:])
+            yield event["id"], sum(choice["text"].count(" ") for choice in event["choices"])
 
 
 class StampingLink(ProcessLink):
@@ -93,8 +97,8 @@ class StampingTransport:
         self._stamps = stamps
 
     def write(self, data: bytes) -> None:
-        self._stamps.handed_over(data)
         self._transport.write(data)
+        self._stamps.written(data, self._transport.get_write_buffer_size() > 0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)

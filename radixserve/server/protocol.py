@@ -1,8 +1,9 @@
 """HTTP/1.1 on one connection: uvicorn's parser and replies, with an eye on the client while a request runs.
 
-Three things differ, beside the short way of streams (try_write). Reading is never paused behind a running request, because a paused connection would not show that the client left; so
+Four things differ. Reading is never paused behind a running request, because a paused connection would not show that the client left; so
 what a client sends ahead of the reply (pipelining) is dropped, and the connection closes after that reply, which tells the client to send
-it again (RFC 9112, 9.3.2). An offer to upgrade to another protocol is ignored (RFC 9110, 7.8). The head of a request has a limit.
+it again (RFC 9112, 9.3.2). An offer to upgrade to another protocol is ignored (RFC 9110, 7.8). The head of a request has a limit. A stream
+may write without a task of its own (try_write).
 """
 
 import uuid

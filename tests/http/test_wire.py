@@ -167,11 +167,13 @@ async def test_a_group_gives_all_news_and_ends_when_all_streams_have() -> None:
     streams[1].push(output((1,), 1))
     streams[0].push(output((2,), 1, FinishReason.STOP))
     streams[1].push(output((3,), 2))
-    assert await anext(group) == (1, output((1, 3), 2))
-    assert await anext(group) == (0, output((2,), 1, FinishReason.STOP))
+    assert group.take() == (1, output((1, 3), 2))
+    assert group.take() == (0, output((2,), 1, FinishReason.STOP))
+    assert group.take() is None
     group.finish(1, 1)
     streams[2].push(output((4,), 1, FinishReason.LENGTH))
-    assert [index async for index, _ in group] == [2]
+    assert group.take() == (2, output((4,), 1, FinishReason.LENGTH))
+    assert group.take() is None and group.is_ended
     group.close()
     assert recorder.finished == [("b", 1)]
     assert recorder.aborted == []

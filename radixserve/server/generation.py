@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from radixserve.core import FinishReason, IntArray, Request, RequestError, RequestOutput, TokenLogprob
@@ -63,9 +63,9 @@ class _Choice:
     last_news_at: float | None = None
     is_first: bool = True
     # not sent yet:
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     def add(self, output: RequestOutput, news: TextDelta) -> None:
         num_new = news.num_tokens - self.num_tokens
@@ -76,11 +76,10 @@ class _Choice:
 
     def take(self, index: int, news: TextDelta) -> ChoiceDelta:
         reason = None if news.finish_reason is None else news.finish_reason.value
-        tokens = tuple(self.token_ids), tuple(self.logprobs), tuple(self.prompt_logprobs)
+        tokens = self.token_ids, self.logprobs, self.prompt_logprobs
         delta = ChoiceDelta(index, news.text, reason, news.matched, *tokens, self.is_first)
         self.is_first = False
-        for pending in (self.token_ids, self.logprobs, self.prompt_logprobs):
-            pending.clear()
+        self.token_ids = self.logprobs = self.prompt_logprobs = ()
         return delta
 
 

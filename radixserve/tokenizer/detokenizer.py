@@ -35,6 +35,9 @@ class Detokenizer:
 
     def push(self, token_ids: Sequence[int]) -> DetokenizedText:
         """Add ids. After a match, further ids are ignored and every answer names the same stop and count."""
+        if not self._stop:  # nothing to look for between two tokens: all at once
+            self._num_tokens += len(token_ids)
+            return DetokenizedText(self._utf8.decode(b"".join(map(self._bytes_of, token_ids))), None, self._num_tokens)
         ready = ""
         for token_id in token_ids:
             if self._matched_stop is not None:

@@ -10,11 +10,12 @@ from typing import Self
 import zmq
 
 from radixserve.config import EngineConfig
-from radixserve.core import Request
+from radixserve.core import FinishReason, Request, RequestOutput
 from radixserve.engine import wire
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.link import EngineLink, ProcessLink
 from radixserve.engine.progress import Progress
+from radixserve.engine.questions import Questions
 from radixserve.engine.streams import RequestStream
 from radixserve.errors import EngineDeadError, RadixServeError
 from radixserve.metrics import EngineStats
@@ -26,6 +27,7 @@ RESTART_WINDOW_S = 600.0
 STOP_TIMEOUT_S = 2.0
 FLUSH_RETRY_INTERVAL_S = 0.02
 MIN_FLUSH_ANSWER_S = 1.0  # even a flush that does not wait for requests waits for the step that runs
+OUTPUTS_PER_TURN = 16  # of one message: delivering may write to a socket each time, and the loop has others to serve between them
 WATCH_INTERVAL_S = 1.0  # an engine that has work and was silent for so long is asked for its figures
 
 
@@ -45,8 +47,7 @@ class AsyncEngine:
         self._is_last = False
         self._given_up = asyncio.Event()
         self._streams: dict[str, RequestStream] = {}
-        self._answers: dict[int, asyncio.Future[wire.Flushed | wire.Stats]] = {}
-        self._num_tickets = 0
+        self._questions = Questions(self._send_if_alive)
         self._last_stats = EngineStats()
         self._stats_of_the_dead = EngineStats()  # the counters of all engines before this one
         self._supervisor: asyncio.Task[None] | None = None
@@ -97,6 +98,10 @@ class AsyncEngine:
         """Seconds since the engine last moved anything, while it has work; 0 without work. Accurate to about WATCH_INTERVAL_S."""
         return self._progress.silent_s(time.monotonic()) if self._streams else 0.0
 
+    def has_moved_since(self, then: float) -> bool:
+        """Whether the engine moved anything after `then`, of time.monotonic(). Learnt up to WATCH_INTERVAL_S late."""
+        return self._progress.has_moved_since(then)
+
     def submit(self, request: Request) -> RequestStream:
         """Hand a request over. Its stream always ends in one final output, also when the engine dies.
 
@@ -137,11 +142,14 @@ class AsyncEngine:
         self._streams.clear()
 
     async def flush_cache(self, timeout_s: float = 0.0) -> bool:
-        """Empty the tree. False when the engine was still busy, or did not answer, after timeout_s. Raises EngineDeadError."""
+        """Empty the tree. False when the engine was still busy, or did not answer, after timeout_s; it does not happen later then.
+
+        Raises EngineDeadError.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                answer = await asyncio.wait_for(self._ask(wire.Flush), max(deadline - time.monotonic(), MIN_FLUSH_ANSWER_S))
+                answer = await asyncio.wait_for(self._questions.ask(wire.Flush), max(deadline - time.monotonic(), MIN_FLUSH_ANSWER_S))
             except TimeoutError:
                 return False
             assert isinstance(answer, wire.Flushed)
@@ -152,7 +160,7 @@ class AsyncEngine:
     async def stats(self, timeout_s: float = 1.0) -> EngineStats:
         """The newest snapshot that can be had within timeout_s: an older one in the middle of a long step, or without an engine."""
         try:
-            answer = await asyncio.wait_for(self._ask(wire.GetStats), timeout_s)
+            answer = await asyncio.wait_for(self._questions.ask(wire.GetStats), timeout_s)
         except (TimeoutError, EngineDeadError):
             return self._last_stats
         assert isinstance(answer, wire.Stats)
@@ -175,6 +183,10 @@ class AsyncEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._mark_dead(EngineDeadError("the server stopped its engine"))
         await self._close_link(STOP_TIMEOUT_S)
+
+    def _send_if_alive(self, message: wire.ClientMessage) -> None:
+        self._require_alive()
+        self._send(message)
 
     def _send(self, message: wire.ClientMessage) -> None:
         assert self._link is not None
@@ -240,24 +252,29 @@ class AsyncEngine:
         while True:
             match await link.receive():
                 case wire.Outputs(outputs):
-                    self._progress.note_move(time.monotonic())
-                    for output in outputs:
-                        stream = self._streams.get(output.request_id)
-                        if stream is not None:
-                            stream.push(output)
-                        if output.is_final:
-                            self._streams.pop(output.request_id, None)
+                    await self._deliver(outputs)
                 case wire.Flushed() | wire.Stats() as answer:
                     if isinstance(answer, wire.Stats):
                         self._last_stats = answer.stats.plus_counters_of(self._stats_of_the_dead)
                         self._progress.note_stats(answer.stats, time.monotonic())
-                    waiter = self._answers.pop(answer.ticket, None)
-                    if waiter is not None and not waiter.done():
-                        waiter.set_result(answer)
+                    self._questions.answer(answer)
                 case wire.Fatal(message):
                     raise EngineDeadError(message)
                 case wire.Ready():
                     raise AssertionError("an engine is ready once")
+
+    async def _deliver(self, outputs: list[RequestOutput]) -> None:
+        """A refusal is no move: an engine that only answers gets nowhere."""
+        if any(output.finish_reason is not FinishReason.ERROR for output in outputs):
+            self._progress.note_move(time.monotonic())
+        for count, output in enumerate(outputs, 1):
+            stream = self._streams.get(output.request_id)
+            if output.is_final:
+                self._streams.pop(output.request_id, None)
+            if stream is not None:
+                stream.push(output)
+            if count % OUTPUTS_PER_TURN == 0:
+                await asyncio.sleep(0)
 
     async def _restart(self) -> bool:
         while True:
@@ -285,22 +302,7 @@ class AsyncEngine:
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.cut(error)
-        answers, self._answers = self._answers, {}
-        for waiter in answers.values():
-            if not waiter.done():
-                waiter.set_exception(error)
-
-    async def _ask(self, kind: type[wire.Flush] | type[wire.GetStats]) -> wire.Flushed | wire.Stats:
-        self._require_alive()
-        self._num_tickets += 1
-        ticket = self._num_tickets
-        waiter: asyncio.Future[wire.Flushed | wire.Stats] = asyncio.get_running_loop().create_future()
-        self._answers[ticket] = waiter
-        self._send(kind(ticket))
-        try:
-            return await waiter
-        finally:
-            self._answers.pop(ticket, None)
+        self._questions.fail_all(error)
 
     def _require_alive(self) -> None:
         if not self._is_alive:

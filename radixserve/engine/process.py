@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import zmq
@@ -72,17 +72,24 @@ class EngineLoop:
                 self._send_outputs(self._engine.step())
 
     def _receive(self) -> None:
-        """Handle all messages that are there; wait for one when there is nothing to step."""
+        """Handle all messages that are there; wait for one when there is nothing to step. A flush that was withdrawn meanwhile is none."""
         if not self._engine.has_work and not self._socket.poll(int(IDLE_CHECK_DELAY_S * 1000) if self._idle_check_due else None):
             self._idle_check_due = False
             self._engine.check_idle()
             return
-        while self._is_running:
+        messages = list(self._waiting_messages())
+        withdrawn = {message.ticket for message in messages if isinstance(message, wire.WithdrawFlush)}
+        for message in messages:
+            if not (isinstance(message, wire.Flush) and message.ticket in withdrawn):
+                self._handle(message)
+
+    def _waiting_messages(self) -> Iterator[wire.ClientMessage]:
+        while True:
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._handle(wire.decode_client_message(data))
+            yield wire.decode_client_message(data)
 
     def _handle(self, message: wire.ClientMessage) -> None:
         match message:
@@ -97,6 +104,8 @@ class EngineLoop:
                 self._engine.finish(request_id, num_output_tokens)
             case wire.Flush(ticket):
                 self._send(wire.Flushed(ticket, self._engine.flush_cache()))
+            case wire.WithdrawFlush():
+                pass  # it had happened before
             case wire.GetStats(ticket):
                 self._send(wire.Stats(ticket, self._stats()))
             case wire.Shutdown():

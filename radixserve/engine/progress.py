@@ -23,3 +23,6 @@ class Progress:
 
     def silent_s(self, now: float) -> float:
         return now - self._moved_at
+
+    def has_moved_since(self, then: float) -> bool:
+        return self._moved_at > then

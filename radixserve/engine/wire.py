@@ -56,6 +56,12 @@ class Flush(msgspec.Struct, frozen=True, tag=True):
     ticket: int
 
 
+class WithdrawFlush(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits for that flush any more: it is not to happen, unless it has."""
+
+    ticket: int
+
+
 class GetStats(msgspec.Struct, frozen=True, tag=True):
     ticket: int
 
@@ -90,7 +96,7 @@ class Fatal(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ClientMessage = Add | Abort | Finish | Flush | GetStats | Shutdown
+ClientMessage = Add | Abort | Finish | Flush | WithdrawFlush | GetStats | Shutdown
 EngineMessage = Ready | Outputs | Flushed | Stats | Fatal
 
 

@@ -41,7 +41,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         if not self._drops_input:
             super().on_message_begin()
-            self.scope["extensions"] = {BODY_WRITER: self}
+            self.scope["extensions"] = {BODY_WRITER: {"writer": self}}
 
     def on_headers_complete(self) -> None:
         if self._drops_input:

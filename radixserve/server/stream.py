@@ -85,7 +85,7 @@ class EventStream(Response):
         self._wake = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._writer = (scope.get("extensions") or {}).get(BODY_WRITER)
+        self._writer = (scope.get("extensions") or {}).get(BODY_WRITER, {}).get("writer")
         try:
             await until_gone(receive, self._send_all(send))
         except ClientGoneError:

@@ -3,15 +3,19 @@
 import asyncio
 import dataclasses
 import re
+import threading
 import time
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from radixserve.core import Request
 from radixserve.engine import client
 from radixserve.engine.progress import Progress
+from radixserve.errors import QueueFullError
 from radixserve.metrics import EngineStats
+from radixserve.server import control
 from tests.http.conftest import Served
 from tests.support.waiting import until
 
@@ -169,6 +173,66 @@ async def test_health_turns_red_when_nothing_moves_and_green_again(served: Serve
     assert (await served.http.get("/health")).status_code == 200
     await asyncio.sleep(0.5)  # idle is no stall
     assert (await served.http.get("/health")).status_code == 200
+
+
+class FullEcho:
+    """Makes an EchoEngine refuse or starve whatever comes while its first request runs."""
+
+    def __init__(self, served: Served, monkeypatch: pytest.MonkeyPatch, is_refusing: bool) -> None:
+        self._add, self._is_refusing = served.echo.add, is_refusing
+        monkeypatch.setattr(served.echo, "add", self.add)
+
+    def add(self, request: Request) -> None:
+        if request.request_id.startswith("HEALTH_CHECK"):
+            if self._is_refusing:
+                raise QueueFullError("1 request waits already")
+        else:
+            self._add(request)
+
+
+@pytest.mark.parametrize("step_s", [0.01], indirect=True)
+@pytest.mark.parametrize("is_refusing", [True, False])
+async def test_a_full_engine_that_moves_is_healthy_and_a_stuck_one_is_not(
+    served: Served, monkeypatch: pytest.MonkeyPatch, is_refusing: bool
+) -> None:
+    """The queue is full, or no slot is free for longer than the probe waits."""
+    monkeypatch.setattr(control, "PROBE_TIMEOUT_S", 0.3)
+    FullEcho(served, monkeypatch, is_refusing)
+    running = asyncio.create_task(served.complete(prompt="abc", max_tokens=900))
+    await until(lambda: served.echo.running_ids)
+    assert (await served.http.get("/health_generate")).status_code == 200
+    step = served.echo.step
+    monkeypatch.setattr(served.echo, "step", lambda: time.sleep(0.005) or [])
+    await asyncio.sleep(0.05)  # the last step's news have arrived
+    stuck = await served.http.get("/health_generate")
+    assert (stuck.status_code, stuck.json()["error"]["code"]) == (503, "unavailable")
+    monkeypatch.setattr(served.echo, "step", step)
+    assert (await served.http.get("/health_generate")).status_code == 200
+    served.engine.abort_matching("")
+    assert (await running).status_code == 499
+
+
+@pytest.mark.parametrize("how", ["timeout", "client left"])
+async def test_a_flush_that_nobody_waits_for_any_more_does_not_happen(served: Served, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """It lay behind a long step; when that ends, the engine is idle and would flush."""
+    monkeypatch.setattr(client, "MIN_FLUSH_ANSWER_S", 0.1)
+    step, is_held = served.echo.step, threading.Event()
+    monkeypatch.setattr(served.echo, "step", lambda: is_held.wait(10) and step())
+    running = asyncio.create_task(served.complete(prompt="abc", max_tokens=1))
+    await until(lambda: served.echo.running_ids)
+    await asyncio.sleep(0.05)
+    flush = asyncio.create_task(served.engine.flush_cache(0.0))
+    if how == "timeout":
+        assert not await flush
+    else:
+        await asyncio.sleep(0.05)
+        flush.cancel()
+        await asyncio.gather(flush, return_exceptions=True)
+    is_held.set()
+    assert (await running).status_code == 200
+    await served.engine.stats()  # what was under way has arrived
+    assert served.echo.num_flushes == 0
+    assert await served.engine.flush_cache()
 
 
 def test_a_step_without_outputs_is_progress_and_an_answer_is_none() -> None:

@@ -30,6 +30,7 @@ INFO = EngineInfo("m", "p", "float32", "cpu", "torch", 100, 200, 2**40, 16, "lpm
         wire.Abort("r"),
         wire.Finish("r", 5),
         wire.Flush(1),
+        wire.WithdrawFlush(1),
         wire.GetStats(2),
         wire.Shutdown(),
     ],

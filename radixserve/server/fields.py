@@ -2,14 +2,17 @@
 
 import asyncio
 import gc
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import Request as HttpRequest
 
 from radixserve.errors import InvalidRequestError, RequestTooLargeError, UnsupportedEncodingError
 
+T = TypeVar("T")
+
+LARGE_BODY_BYTES = 16 * 1024  # from here on a body is worth a thread: the loop has other streams to serve
 _MAX_SHOWN_CHARS = 60
 _DISCARD_S = 0.5
 
@@ -146,18 +149,29 @@ class Fields:
 
 
 async def read_object(request: HttpRequest, max_bytes: int) -> dict[str, Any]:
-    """The body as a JSON object, whatever its content type says (curl -d says form).
+    """The body as a JSON object; see read_parsed."""
+    return await read_parsed(request, max_bytes, lambda body: body)
 
-    Raises InvalidRequestError, RequestTooLargeError, UnsupportedEncodingError.
+
+async def read_parsed(request: HttpRequest, max_bytes: int, parse: Callable[[dict[str, Any]], T]) -> T:
+    """What `parse` makes of the body, a JSON object whatever its content type says (curl -d says form).
+
+    A large body is parsed in a thread, so `parse` may touch nothing that belongs to the loop. (The JSON parser itself lets no other thread
+    run: 10 MB of text are 15 ms, 10 MB of empty lists 0.3 s.) Raises InvalidRequestError, RequestTooLargeError,
+    UnsupportedEncodingError, and what `parse` raises.
     """
     body = await _read(request, max_bytes)  # also what will be refused: see there
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         raise UnsupportedEncodingError(f"content-encoding: expected an uncompressed body, got {show(encoding)}")
-    value = _parse(body)
-    if not isinstance(value, dict):
-        raise InvalidRequestError(f"the body: expected a JSON object, got {show(value)}")
-    return value
+
+    def work() -> T:
+        value = _parse(body)
+        if not isinstance(value, dict):
+            raise InvalidRequestError(f"the body: expected a JSON object, got {show(value)}")
+        return parse(value)
+
+    return work() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(work)
 
 
 async def _read(request: HttpRequest, max_bytes: int) -> bytes:

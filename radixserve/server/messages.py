@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from radixserve.errors import InvalidRequestError, UnsupportedFieldError
-from radixserve.server.call import off_loop_if_long
 from radixserve.server.fields import Fields, show
 from radixserve.tokenizer import ChatTemplate
 from radixserve.tokenizer.chat_template import RESERVED_NAMES
@@ -39,7 +38,7 @@ def read_chat(fields: Fields) -> Chat:
     return Chat(tuple(_read_message(message) for message in messages), add_generation_prompt, continue_final_message, variables)
 
 
-async def render(template: ChatTemplate | None, chat: Chat) -> str:
+def render(template: ChatTemplate | None, chat: Chat) -> str:
     """The prompt as text. Raises InvalidRequestError where there is no template, or where it refuses the messages."""
     if template is None:
         raise InvalidRequestError("messages: this model has no chat template; use /v1/completions with the whole prompt", param="messages")
@@ -48,14 +47,11 @@ async def render(template: ChatTemplate | None, chat: Chat) -> str:
     messages = [
         {**message, "role": "system"} if message["role"] == "developer" and not knows_developer else message for message in chat.messages
     ]
-    return await off_loop_if_long(
-        sum(len(message["content"]) for message in messages),
-        lambda: template.render(
-            messages,
-            add_generation_prompt=chat.add_generation_prompt,
-            continue_final_message=chat.continue_final_message,
-            variables=chat.variables,
-        ),
+    return template.render(
+        messages,
+        add_generation_prompt=chat.add_generation_prompt,
+        continue_final_message=chat.continue_final_message,
+        variables=chat.variables,
     )
 
 

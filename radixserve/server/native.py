@@ -12,7 +12,7 @@ from radixserve.core import TokenLogprob
 from radixserve.server.answering import answer
 from radixserve.server.call import limits_of, start_generation
 from radixserve.server.context import ServerContext
-from radixserve.server.fields import read_object
+from radixserve.server.fields import read_parsed
 from radixserve.server.generation import ChoiceDelta, Generation, joined
 from radixserve.server.logprobs import native_logprob
 from radixserve.server.native_call import NativeCall, parse_native_call
@@ -26,8 +26,8 @@ def native_router(context: ServerContext) -> APIRouter:
     @router.put("/generate")
     async def generate(http: HttpRequest) -> Response:
         started_at = time.monotonic()
-        body = await read_object(http, context.config.max_body_bytes)
-        asked = parse_native_call(body, limits_of(context))
+        limits = limits_of(context)
+        asked = await read_parsed(http, context.config.max_body_bytes, lambda body: parse_native_call(body, limits))
         call_id = uuid.uuid4().hex
         generation = await start_generation(context, asked.call, call_id, started_at)
         return await answer(http, context, asked.call, generation, NativeReply(asked, generation, context.tokenizer, call_id))

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from radixserve.errors import ModelNotFoundError
 from radixserve.server.answering import answer
 from radixserve.server.call import Call, limits_of, start_generation
-from radixserve.server.chat_call import parse_chat_call
+from radixserve.server.chat_call import ChatCall, parse_chat_call
 from radixserve.server.completion_call import parse_completion_call
 from radixserve.server.context import DEFAULT_MODEL_ALIAS, ServerContext
-from radixserve.server.fields import read_object
+from radixserve.server.fields import read_parsed
 from radixserve.server.messages import render
 from radixserve.server.openai_reply import ChatReply, CompletionReply
 from radixserve.server.replies import json_reply
@@ -48,8 +48,8 @@ def openai_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/completions")
     async def completions(http: HttpRequest) -> Response:
         started_at = time.monotonic()
-        body = await read_object(http, context.config.max_body_bytes)
-        asked = parse_completion_call(body, limits_of(context))
+        limits = limits_of(context)
+        asked = await read_parsed(http, context.config.max_body_bytes, lambda body: parse_completion_call(body, limits))
         call_id = f"cmpl-{uuid.uuid4().hex}"
         generation = await start_generation(context, asked.call, call_id, started_at)
         reply = CompletionReply(asked, generation, context.tokenizer, reply_id(asked.call, call_id), context.served_name)
@@ -58,9 +58,13 @@ def openai_router(context: ServerContext) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat_completions(http: HttpRequest) -> Response:
         started_at = time.monotonic()
-        body = await read_object(http, context.config.max_body_bytes)
-        asked = parse_chat_call(body, limits_of(context))
-        asked = asked.with_prompt(await render(context.tokenizer.chat_template, asked.chat))
+        limits = limits_of(context)
+
+        def parse(body: dict[str, Any]) -> ChatCall:
+            asked = parse_chat_call(body, limits)
+            return asked.with_prompt(render(context.tokenizer.chat_template, asked.chat))
+
+        asked = await read_parsed(http, context.config.max_body_bytes, parse)
         call_id = f"chatcmpl-{uuid.uuid4().hex}"
         generation = await start_generation(context, asked.call, call_id, started_at)
         reply = ChatReply(asked, generation, context.tokenizer, reply_id(asked.call, call_id), context.served_name)

@@ -10,7 +10,7 @@ from radixserve.core import token_array
 from radixserve.errors import InvalidRequestError
 from radixserve.server.call import off_loop_if_long
 from radixserve.server.context import ServerContext
-from radixserve.server.fields import Fields, read_object
+from radixserve.server.fields import Fields, read_parsed
 from radixserve.server.messages import read_chat, render
 from radixserve.server.replies import json_reply
 
@@ -23,8 +23,11 @@ def tokenizing_router(context: ServerContext) -> APIRouter:
     @router.post("/tokenize")
     @router.post("/v1/tokenize")
     async def tokenize(http: HttpRequest) -> Response:
-        fields = await _fields_of(http, context)
-        texts, is_list, adds_special = await _read_texts(fields, context)
+        def parse(body: dict[str, Any]) -> tuple[Fields, list[str], bool, bool]:
+            fields = _fields_of(body, context)
+            return fields, *_read_texts(fields, context)
+
+        fields, texts, is_list, adds_special = await read_parsed(http, context.config.max_body_bytes, parse)
         for text in texts:
             context.check_text(text)
         num_chars = sum(map(len, texts))
@@ -36,7 +39,7 @@ def tokenizing_router(context: ServerContext) -> APIRouter:
     @router.post("/detokenize")
     @router.post("/v1/detokenize")
     async def detokenize(http: HttpRequest) -> Response:
-        fields = await _fields_of(http, context)
+        fields = await read_parsed(http, context.config.max_body_bytes, lambda body: _fields_of(body, context))
         skip_special_tokens = fields.boolean("skip_special_tokens", True)
         tokens, is_list = _read_tokens(fields, context.tokenizer.vocab_size)
         num_tokens = sum(map(len, tokens))
@@ -55,8 +58,8 @@ def tokenizing_router(context: ServerContext) -> APIRouter:
     return router
 
 
-async def _fields_of(http: HttpRequest, context: ServerContext) -> Fields:
-    fields = Fields(await read_object(http, context.config.max_body_bytes))
+def _fields_of(body: dict[str, Any], context: ServerContext) -> Fields:
+    fields = Fields(body)
     context.check_model(fields.string("model") or None)
     return fields
 
@@ -65,14 +68,14 @@ def _reply(context: ServerContext, fields: Fields, body: dict[str, Any]) -> Resp
     return json_reply(body, headers=context.ignored_header(tuple(fields.unread())))
 
 
-async def _read_texts(fields: Fields, context: ServerContext) -> tuple[list[str], bool, bool]:
+def _read_texts(fields: Fields, context: ServerContext) -> tuple[list[str], bool, bool]:
     """(texts, whether a list was sent, whether special tokens are added): by default to a prompt and not to rendered messages."""
     prompt, messages = fields.raw("prompt"), fields.raw("messages")
     if (prompt is None) == (messages is None):
         raise InvalidRequestError("prompt: expected exactly one of prompt and messages", param="prompt")
     adds_special = fields.boolean("add_special_tokens", messages is None)
     if messages is not None:
-        return [await render(context.tokenizer.chat_template, read_chat(fields))], False, adds_special
+        return [render(context.tokenizer.chat_template, read_chat(fields))], False, adds_special
     texts = list(fields.strings("prompt"))
     if not texts or len(texts) > MAX_TEXTS:
         raise fields.wrong("prompt", f"a string or a list of 1 to {MAX_TEXTS} strings", prompt)

@@ -5,11 +5,15 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
 
 from radixserve.config import ServerConfig
+from radixserve.server.generation import ChoiceDelta
+from radixserve.server.openai_reply import CompletionReply
+from radixserve.server.protocol import HttpProtocol
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.support.echo_engine import EchoEngine
 from tests.support.live_server import Live, live_app
@@ -88,3 +92,31 @@ async def test_a_client_that_reads_late_gets_every_token_once(live: Live) -> Non
                 texts[choice["index"]] += choice["text"]
     assert texts == ["0123456789" * 90] * NUM_CHOICES
     assert b"data: [DONE]" in received
+
+
+async def test_a_client_that_keeps_up_is_written_to_where_the_news_arrive(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what fails there fails that one stream, not the engine's supervisor in whose call it happens."""
+    pieces: list[bytes] = []
+    write, chunks = HttpProtocol.try_write, CompletionReply.chunks
+
+    def noting(protocol: HttpProtocol, piece: bytes) -> bool:
+        pieces.append(piece)
+        return write(protocol, piece)
+
+    def failing(reply: CompletionReply, delta: ChoiceDelta) -> list[dict[str, Any]]:
+        if delta.text == "!":
+            raise RuntimeError("a fault in the middle of a stream")
+        return chunks(reply, delta)
+
+    monkeypatch.setattr(HttpProtocol, "try_write", noting)
+    monkeypatch.setattr(CompletionReply, "chunks", failing)
+    async with httpx.AsyncClient(base_url=live.url, timeout=30) as http:
+        good = asyncio.create_task(http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 300, "stream": True}))
+        bad = await http.post("/v1/completions", json={"prompt": "0123456789!", "max_tokens": 300, "stream": True})
+        events = (await good).text.split("\n\n")
+    assert bad.text.split("\n\n")[-2:] == ["data: [DONE]", ""]
+    assert json.loads(bad.text.split("\n\n")[-3].removeprefix("data: "))["error"]["code"] == "internal_error"
+    assert "".join(json.loads(event[6:])["choices"][0]["text"] for event in events[:-2]) == "abc" * 100
+    assert len(pieces) > 100
+    assert live.engine.num_restarts == 0
+    assert not live.echo.running_ids

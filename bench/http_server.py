@@ -12,7 +12,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import uvicorn
@@ -107,7 +107,7 @@ class StampingTransport:
 def stamping_protocol(stamps: Stamps) -> type[HttpProtocol]:
     class StampingProtocol(HttpProtocol):
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(StampingTransport(transport, stamps))
+            super().connection_made(cast(asyncio.Transport, StampingTransport(transport, stamps)))
 
     return StampingProtocol
 

@@ -1,24 +1,33 @@
 """From a running generation to an HTTP reply, whole or as a stream. What the bodies look like is the Reply's business."""
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, Protocol
 
+import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from radixserve.server.call import Call
+from radixserve.server.call import Call, start_generation
 from radixserve.server.context import ServerContext
 from radixserve.server.generation import ChoiceDelta, Generation, joined
-from radixserve.server.replies import describe, error_body, json_reply
+from radixserve.server.replies import bytes_reply, describe, error_body
 from radixserve.server.stream import DONE_EVENT, EventStream, event, until_gone
 
 logger = logging.getLogger("radixserve.server")
 
+GENERATION_KEY = "radixserve.generation"  # in the ASGI scope, for the log of requests
+# From here on building a body is worth a thread: the loop has other streams to serve. About 2 ms.
+LARGE_BODY_TOKENS = 2048
+
 
 class Reply(Protocol):
-    """The bodies of one call in one protocol."""
+    """The bodies of one call in one protocol. Called from one thread at a time, not always the loop's."""
+
+    def num_shown_tokens(self, delta: ChoiceDelta) -> int:
+        """About how many tokens the body of this delta shows one by one: what building it costs."""
 
     def whole(self, choices: list[ChoiceDelta]) -> Any:
         """The body of a reply without a stream; choices in order, each complete."""
@@ -30,12 +39,21 @@ class Reply(Protocol):
         """The events after the last delta, before [DONE]."""
 
 
-async def answer(http: HttpRequest, context: ServerContext, call: Call, generation: Generation, reply: Reply) -> Response:
-    """Raises what the engine says before its first news: then a refusal has a status and is not inside a stream."""
+async def answer(
+    http: HttpRequest, context: ServerContext, call: Call, call_id: str, started_at: float, make_reply: Callable[[Generation], Reply]
+) -> Response:
+    """Start the generation and answer by it.
+
+    Raises what start_generation raises, and what the engine says before its first news: then a refusal has a status and is not inside
+    a stream. Whatever fails from the start on, nothing runs any more then.
+    """
+    generation = await start_generation(context, call, call_id, started_at)
     try:
+        http.scope[GENERATION_KEY] = generation
+        reply = make_reply(generation)
         headers = context.ignored_header(call.ignored)
         if not call.is_stream:
-            return json_reply(await until_gone(http.receive, _whole(generation, reply, call.num_choices)), headers=headers)
+            return bytes_reply(await until_gone(http.receive, _whole(generation, reply, call.num_choices)), headers)
         deltas = generation.deltas()
         first = await until_gone(http.receive, _next(deltas))
         return EventStream(_events(reply, first, deltas), generation.close, headers)
@@ -48,21 +66,23 @@ async def _next(deltas: AsyncGenerator[ChoiceDelta]) -> ChoiceDelta:
     return await anext(deltas)
 
 
-async def _whole(generation: Generation, reply: Reply, num_choices: int) -> Any:
+async def _whole(generation: Generation, reply: Reply, num_choices: int) -> bytes:
     by_choice: list[list[ChoiceDelta]] = [[] for _ in range(num_choices)]
     async with aclosing(generation.deltas()) as deltas:
         async for delta in deltas:
             by_choice[delta.choice_index].append(delta)
-    return reply.whole([joined(choice) for choice in by_choice])
+    choices = [joined(choice) for choice in by_choice]
+    num_tokens = sum(map(reply.num_shown_tokens, choices))
+    return await _off_loop_if_large(num_tokens, lambda: orjson.dumps(reply.whole(choices)))
 
 
 async def _events(reply: Reply, first: ChoiceDelta, deltas: AsyncGenerator[ChoiceDelta]) -> AsyncGenerator[bytes]:
     """Ends with [DONE] in every case; a failure is an error event before it."""
     try:
         async with aclosing(deltas):
-            yield _encoded(reply.chunks(first))
+            yield await _encoded(reply, first)
             async for delta in deltas:
-                yield _encoded(reply.chunks(delta))
+                yield await _encoded(reply, delta)
         for chunk in reply.last_chunks():
             yield event(chunk)
     except Exception as error:
@@ -73,5 +93,9 @@ async def _events(reply: Reply, first: ChoiceDelta, deltas: AsyncGenerator[Choic
     yield DONE_EVENT
 
 
-def _encoded(chunks: list[Any]) -> bytes:
-    return b"".join(event(chunk) for chunk in chunks)
+async def _encoded(reply: Reply, delta: ChoiceDelta) -> bytes:
+    return await _off_loop_if_large(reply.num_shown_tokens(delta), lambda: b"".join(event(chunk) for chunk in reply.chunks(delta)))
+
+
+async def _off_loop_if_large(num_tokens: int, build: Callable[[], bytes]) -> bytes:
+    return build() if num_tokens < LARGE_BODY_TOKENS else await asyncio.to_thread(build)

@@ -97,7 +97,7 @@ async def test_usage_chunk_is_last_has_no_choices_and_equals_the_one_without_str
     await served.complete(**body)
     events = await stream(served, stream_options={"include_usage": True}, **body)
     assert events[-1]["choices"] == []
-    assert all("usage" not in event for event in events[:-1])
+    assert all(event["usage"] is None for event in events[:-1])
     whole = (await served.complete(**body)).json()["usage"]
     assert events[-1]["usage"] == whole
     assert whole["prompt_tokens_details"]["cached_tokens"] == 3

@@ -117,7 +117,15 @@ class AsyncEngine:
         """Hand over all requests of a call, or none. Raises EngineDeadError, QueueFullError."""
         self._require_alive()
         self.require_room(len(requests))
-        return [self.submit(request) for request in requests]
+        streams: list[RequestStream] = []
+        try:
+            for request in requests:
+                streams.append(self.submit(request))
+        except BaseException:
+            for stream in streams:
+                stream.close()
+            raise
+        return streams
 
     def submit(self, request: Request) -> RequestStream:
         """Hand a request over. Its stream always ends in one final output, also when the engine dies.

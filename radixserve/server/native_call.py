@@ -57,6 +57,7 @@ def parse_native_call(body: dict[str, Any], limits: shared.Limits) -> NativeCall
         namespace=shared.read_namespace(fields),
         priority=shared.read_priority(fields),
         ids=_read_ids(fields, len(prompts)),
+        logprobs_name="top_logprobs_num",
     )
     parsed = NativeCall(call, is_batch or n > 1, return_logprob, fields.boolean("return_text_in_logprobs"))
     for part in (fields, *params):

@@ -84,7 +84,8 @@ async def test_flush_timeout_is_checked(served: Served, timeout_s: str) -> None:
 
 async def test_a_draining_server_refuses_new_work_and_reports_it(served: Served) -> None:
     served.app.state.context.gate.close()
-    for reply in (await served.complete(prompt="a"), await served.http.get("/health"), await served.http.post("/flush_cache")):
+    answers = [await served.http.get(path) for path in ("/health", "/flush_cache")]
+    for reply in (await served.complete(prompt="a"), await served.http.post("/flush_cache"), *answers):
         assert reply.status_code == 503
         assert reply.json()["error"]["code"] == "shutting_down"
     assert (await served.http.get("/metrics")).status_code == 200
@@ -136,6 +137,14 @@ async def test_docs_name_every_metric_and_no_other(served: Served) -> None:
     rows = [line.split("|") for line in (ROOT / "docs/metrics.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     documented = {name: row[2].strip() for row in rows for name in re.findall("`([^`]+)`", row[1])}
     assert served_types == documented
+
+
+async def test_every_counter_of_the_engine_is_exported(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [spec.name for spec in dataclasses.fields(EngineStats) if spec.name.endswith(("_total", "_step_seconds"))]
+    stats = EngineStats(**{name: 1_000_003 + number for number, name in enumerate(names)})
+    monkeypatch.setattr(served.echo, "stats", lambda: stats)
+    values = set((await scrape(served)).values())
+    assert [name for name in names if getattr(stats, name) not in values] == []
 
 
 async def test_every_metric_has_samples_before_the_first_request(served: Served) -> None:

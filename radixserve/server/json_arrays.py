@@ -20,5 +20,5 @@ class EncodedArray:
 
     def whole(self, rest: "EncodedArray | None" = None) -> orjson.Fragment:
         """All items so far, and those of `rest` after them."""
-        parts = [bytes(array._inner) for array in (self, rest) if array is not None and array._inner]
-        return orjson.Fragment(b"[" + b",".join(parts) + b"]")
+        parts = [array._inner for array in (self, rest) if array is not None and array._inner]
+        return orjson.Fragment(b"[%b]" % b",".join(parts))

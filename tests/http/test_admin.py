@@ -6,13 +6,17 @@ import re
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from radixserve.config import ServerConfig
 from radixserve.engine import client
 from radixserve.engine.progress import Progress
 from radixserve.metrics import EngineStats
+from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.http.conftest import Served
+from tests.support.live_server import live_app
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,6 +141,27 @@ async def test_docs_name_every_metric_and_no_other(served: Served) -> None:
     rows = [line.split("|") for line in (ROOT / "docs/metrics.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     documented = {name: row[2].strip() for row in rows for name in re.findall("`([^`]+)`", row[1])}
     assert served_types == documented
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_requests_are_logged_where_asked_for(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, is_asked: bool) -> None:
+    """One line per answer, also for a refusal, without prompts and keys, and without line breaks of a client's."""
+    caplog.set_level("INFO", "radixserve.server")
+    async with live_app(tokenizer, ServerConfig(log_requests=is_asked)) as live, httpx.AsyncClient(base_url=live.url) as http:
+        for _ in range(2):
+            body = {"prompt": "a secret", "max_tokens": 4, "n": 2}
+            await http.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+        await http.post("/v1/completions", json={"prompt": ""}, headers={"x-request-id": "bad"})
+        await http.get("/no%0Apath?key=secret", headers={"x-request-id": "lost"})
+    lines = [re.sub(r"\d+\.\d{3} s", "T s", record.message) for record in caplog.records if record.message.startswith("request ")]
+    expected = [
+        "request mine POST /v1/completions 200 T s, prompt 8 tokens, 0 of them cached, output 8",
+        "request mine POST /v1/completions 200 T s, prompt 8 tokens, 7 of them cached, output 8",
+        "request bad POST /v1/completions 400 T s",
+        "request lost GET /no?path 404 T s",
+    ]
+    assert lines == (expected if is_asked else [])
+    assert "secret" not in caplog.text
 
 
 async def test_every_counter_of_the_engine_is_exported(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

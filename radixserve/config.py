@@ -142,9 +142,13 @@ class ServerConfig(_Checked):
     max_body_bytes: int = option(32 * 2**20, "refuse request bodies above this size", low=1024)
     max_n: int = option(128, "refuse a larger n", low=1)
     max_choices: int = option(1024, "refuse calls with more prompts times n", low=1)
+    max_logprobs: int = option(
+        4_000_000, "refuse calls that may show more log-probabilities: tokens times (1 + likeliest ones) times choices", low=1
+    )
     max_stop_strings: int = option(64, "refuse more stop strings than this", low=0)
     max_stop_chars: int = option(4096, "refuse longer stop strings: so much text is held back at the end of a stream", low=1)
     stall_timeout_s: float = option(60.0, "/health turns red when the engine has work and moves nothing for so long", low=0.1)
+    log_requests: bool = option(False, "print one line per answer: who asked for what, status, time and tokens; never a prompt or a key")
     log_level: str = option("info", "what to print", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Routes for operators: /health, POST /flush_cache, /metrics."""
+"""Routes for operators: /health, /flush_cache, /metrics."""
 
 import math
 
@@ -35,8 +35,11 @@ def admin_router(context: ServerContext) -> APIRouter:
         return json_reply({"status": "ok"})
 
     @router.post("/reset_prefix_cache")
+    @router.get("/flush_cache")
     @router.post("/flush_cache")
     async def flush_cache(http: HttpRequest) -> Response:
+        if not context.gate.is_open:  # the door asks this of a POST
+            raise ShuttingDownError("the server is shutting down")
         timeout_s = _timeout_of(http)
         if await until_gone(http.receive, context.engine.flush_cache(timeout_s)):
             return json_reply({"status": "flushed"})

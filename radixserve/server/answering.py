@@ -1,24 +1,33 @@
 """From a running generation to an HTTP reply, whole or as a stream. What the bodies look like is the Reply's business."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, Protocol
 
+import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from radixserve.server.call import Call
+from radixserve.server.call import Call, start_generation
 from radixserve.server.context import ServerContext
 from radixserve.server.generation import ChoiceDelta, Generation, joined
-from radixserve.server.replies import describe, error_body, json_reply
+from radixserve.server.replies import bytes_reply, describe, error_body
 from radixserve.server.stream import DONE_EVENT, EventStream, event, until_gone
 
 logger = logging.getLogger("radixserve.server")
 
+GENERATION_KEY = "radixserve.generation"  # in the ASGI scope, for the log of requests
+# From here on building a body is worth a thread: the loop has other streams to serve. About 2 ms.
+LARGE_BODY_TOKENS = 2048
+
 
 class Reply(Protocol):
-    """The bodies of one call in one protocol."""
+    """The bodies of one call in one protocol. Called from one thread at a time, not always the loop's."""
+
+    def num_shown_tokens(self, delta: ChoiceDelta) -> int:
+        """About how many tokens the body of this delta shows one by one: what building it costs."""
 
     def whole(self, choices: list[ChoiceDelta]) -> Any:
         """The body of a reply without a stream; choices in order, each complete."""
@@ -30,12 +39,21 @@ class Reply(Protocol):
         """The events after the last delta, before [DONE]."""
 
 
-async def answer(http: HttpRequest, context: ServerContext, call: Call, generation: Generation, reply: Reply) -> Response:
-    """Raises what the engine says before its first news: then a refusal has a status and is not inside a stream."""
+async def answer(
+    http: HttpRequest, context: ServerContext, call: Call, call_id: str, started_at: float, make_reply: Callable[[Generation], Reply]
+) -> Response:
+    """Start the generation and answer by it.
+
+    Raises what start_generation raises, and what the engine says before its first news: then a refusal has a status and is not inside
+    a stream. Whatever fails from the start on, nothing runs any more then.
+    """
+    generation = await start_generation(context, call, call_id, started_at)
     try:
+        http.scope[GENERATION_KEY] = generation
+        reply = make_reply(generation)
         headers = context.ignored_header(call.ignored)
         if not call.is_stream:
-            return json_reply(await until_gone(http.receive, _whole(generation, reply, call.num_choices)), headers=headers)
+            return bytes_reply(await until_gone(http.receive, _whole(generation, reply, call.num_choices)), headers)
         first = await until_gone(http.receive, generation.first())
         return EventStream(ReplyEvents(generation, reply, first), headers)
     except BaseException:
@@ -43,12 +61,14 @@ async def answer(http: HttpRequest, context: ServerContext, call: Call, generati
         raise
 
 
-async def _whole(generation: Generation, reply: Reply, num_choices: int) -> Any:
+async def _whole(generation: Generation, reply: Reply, num_choices: int) -> bytes:
     by_choice: list[list[ChoiceDelta]] = [[] for _ in range(num_choices)]
     async with aclosing(generation.deltas()) as deltas:
         async for delta in deltas:
             by_choice[delta.choice_index].append(delta)
-    return reply.whole([joined(choice) for choice in by_choice])
+    choices = [joined(choice) for choice in by_choice]
+    num_tokens = sum(map(reply.num_shown_tokens, choices))
+    return await _off_loop_if_large(num_tokens, lambda: orjson.dumps(reply.whole(choices)))
 
 
 class ReplyEvents:
@@ -58,26 +78,33 @@ class ReplyEvents:
         self._generation = generation
         self._reply = reply
         self._first: ChoiceDelta | None = first
+        self._large: ChoiceDelta | None = None  # the next one, and a thread's work
         self.is_ended = False
 
+    @property
+    def has_large(self) -> bool:
+        return self._large is not None
+
     def take(self) -> bytes:
-        if self.is_ended:
+        if self.is_ended or self.has_large:
             return b""
         events: list[bytes] = []
         try:
             self._add_news(events)
-            if not self._generation.is_ended:
+            if self.has_large or not self._generation.is_ended:
                 return b"".join(events)
             events += map(event, self._reply.last_chunks())
         except Exception as error:
-            description = describe(error)
-            if description.http_status == 500:
-                logger.exception("a request failed in its stream")
-            events.append(event(error_body(description)))
-        self.is_ended = True
-        self.close()
-        events.append(DONE_EVENT)
-        return b"".join(events)
+            return self._failed(events, error)
+        return self._ended(events)
+
+    async def take_large(self) -> bytes:
+        delta, self._large = self._large, None
+        assert delta is not None
+        try:
+            return await asyncio.to_thread(self._encoded, delta)
+        except Exception as error:
+            return self._failed([], error)
 
     def listen(self, listener: Callable[[], None]) -> None:
         self._generation.listen(listener)
@@ -88,5 +115,26 @@ class ReplyEvents:
     def _add_news(self, events: list[bytes]) -> None:
         delta, self._first = self._first or self._generation.take(), None
         while delta is not None:
-            events += map(event, self._reply.chunks(delta))
+            if self._reply.num_shown_tokens(delta) >= LARGE_BODY_TOKENS:
+                self._large = delta
+                return
+            events.append(self._encoded(delta))
             delta = self._generation.take()
+
+    def _encoded(self, delta: ChoiceDelta) -> bytes:
+        return b"".join(map(event, self._reply.chunks(delta)))
+
+    def _failed(self, events: list[bytes], error: Exception) -> bytes:
+        description = describe(error)
+        if description.http_status == 500:
+            logger.error("a request failed in its stream", exc_info=error)
+        return self._ended([*events, event(error_body(description))])
+
+    def _ended(self, events: list[bytes]) -> bytes:
+        self.is_ended = True
+        self.close()
+        return b"".join([*events, DONE_EVENT])
+
+
+async def _off_loop_if_large(num_tokens: int, build: Callable[[], bytes]) -> bytes:
+    return build() if num_tokens < LARGE_BODY_TOKENS else await asyncio.to_thread(build)

@@ -1,7 +1,6 @@
 """create_app: the HTTP application over an engine and a tokenizer, both arguments. It starts and stops nothing."""
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -16,7 +15,7 @@ from radixserve.server.admin import admin_router
 from radixserve.server.context import ServerContext
 from radixserve.server.control import control_router
 from radixserve.server.exporter import EngineCollector
-from radixserve.server.http_metrics import HttpMetrics
+from radixserve.server.http_metrics import HttpMetrics, MetricsRegistry
 from radixserve.server.info_routes import info_router
 from radixserve.server.latency import LatencyMetrics
 from radixserve.server.middleware import Cors, DoorMiddleware, EdgeMiddleware
@@ -33,7 +32,7 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig) -> FastAPI:
     """The app's ServerContext is at app.state.context: whoever drains the server closes its gate."""
     served_name = config.served_model_name or engine.info.model_name
-    registry = CollectorRegistry()
+    registry = MetricsRegistry()
     registry.register(EngineCollector(engine, served_name))
     context = ServerContext(engine, tokenizer, config, registry, LatencyMetrics(registry, served_name), served_name)
     app = FastAPI(title="radixserve", docs_url=None, redoc_url=None)
@@ -56,7 +55,8 @@ def _add_edge(app: FastAPI, context: ServerContext, paths: list[str]) -> None:
     app.add_middleware(DoorMiddleware, guard=AccessGuard(config.api_key, config.admin_api_key), gate=context.gate)
     if config.cors_allow_origin:
         app.add_middleware(Cors, origins=config.cors_allow_origin)
-    app.add_middleware(EdgeMiddleware, metrics=HttpMetrics(context.registry, [*paths, "/openapi.json"]))
+    metrics = HttpMetrics(context.registry, [*paths, "/openapi.json"])
+    app.add_middleware(EdgeMiddleware, metrics=metrics, logs_requests=config.log_requests)
 
 
 async def _our_error(request: HttpRequest, error: Exception) -> Response:

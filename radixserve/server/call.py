@@ -43,11 +43,15 @@ class Call:
     priority: int = 0
     ids: tuple[str, ...] = ()  # the caller's names, one per prompt; empty: ours
     takes_rest: bool = False  # no max_tokens was given: what is left of the context
+    logprobs_name: str = "logprobs"  # what the protocol calls the number of likeliest tokens
     ignored: tuple[str, ...] = ()  # fields that no protocol knows
 
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.n
+
+    def prompt_index(self, choice_index: int) -> int:
+        return choice_index // self.n
 
 
 def limits_of(context: ServerContext) -> Limits:
@@ -58,14 +62,16 @@ def limits_of(context: ServerContext) -> Limits:
         check_length=context.check_length,
         max_n=config.max_n,
         max_choices=config.max_choices,
+        max_requests=context.engine.max_requests,
         max_stop_strings=config.max_stop_strings,
         max_stop_chars=config.max_stop_chars,
     )
 
 
 async def start_generation(context: ServerContext, call: Call, call_id: str, started_at: float) -> Generation:
-    """Encode, check and submit. Raises InvalidRequestError, ContextLengthError, EngineDeadError; nothing runs then."""
+    """Encode, check and submit. Raises InvalidRequestError, ContextLengthError, QueueFullError, EngineDeadError; nothing runs then."""
     context.check_model(call.model)
+    context.engine.require_room(call.num_choices)  # before the work of encoding; submitting asks again
     requests = await _make_requests(context, call, call_id)
     skips = [prompt.skip_special_tokens for prompt in call.prompts for _ in range(call.n)]
     return Generation(context.engine, context.tokenizer, requests, call.n, context.latency, started_at, skips)
@@ -79,6 +85,7 @@ async def _make_requests(context: ServerContext, call: Call, call_id: str) -> li
     """A seed of the client's is that of every prompt, so that each answer is the one that its prompt would get alone."""
     encoded = await _encode_all(context, call.prompts)
     samplings = [_fitted(context, call, prompt.sampling, len(ids)) for prompt, ids in zip(call.prompts, encoded)]
+    _check_num_logprobs(context, call, [len(ids) for ids in encoded], samplings)
     seeds = [_concrete_seed(sampling) for sampling in samplings]  # the n choices of a prompt differ by their choice index
     ids_of_prompts = [f"{name}-{call_id}" for name in call.ids] or [call_id] * len(encoded)
     priority = context.client_priority(call.priority)
@@ -99,6 +106,20 @@ def _fitted(context: ServerContext, call: Call, sampling: SamplingParams, num_pr
         expected = f"expected less than the {num_prompt_tokens} tokens of the prompt"
         raise InvalidRequestError(f"logprob_start_len: {expected}, got {sampling.prompt_logprobs_start}", param="logprob_start_len")
     return sampling
+
+
+def _check_num_logprobs(context: ServerContext, call: Call, prompt_lens: Sequence[int], samplings: Sequence[SamplingParams]) -> None:
+    """Each is an object of its own on its way to the reply, so what one call may hold of them has a limit."""
+    num_logprobs, limit = 0, context.config.max_logprobs
+    for num_tokens, sampling in zip(prompt_lens, samplings):
+        if sampling.prompt_logprobs is not None:
+            num_logprobs += call.n * (num_tokens - sampling.prompt_logprobs_start) * (1 + sampling.prompt_logprobs)
+        if sampling.logprobs is not None:
+            num_logprobs += call.n * sampling.max_tokens * (1 + sampling.logprobs)
+    if num_logprobs > limit:
+        expected = f"expected at most {limit} in one call (--max-logprobs: tokens times (1 + likeliest ones) times choices)"
+        message = f"{call.logprobs_name}: {expected}, got {num_logprobs}; fewer tokens, choices or likeliest ones will do"
+        raise InvalidRequestError(message, param=call.logprobs_name)
 
 
 async def _encode_all(context: ServerContext, prompts: Sequence[Prompt]) -> list[IntArray]:

@@ -31,6 +31,7 @@ def parse_chat_call(body: dict[str, Any], limits: shared.Limits) -> ChatCall:
     """Raises InvalidRequestError or UnsupportedFieldError, with the field as param."""
     fields = Fields(body)
     n = shared.read_n(fields, limits)
+    shared.check_num_choices(limits, "messages", "n", 1, n)
     # max_completion_tokens wins; both are checked
     asked_max = {name: fields.optional_integer(name) for name in ("max_tokens", "max_completion_tokens")}
     name = "max_tokens" if asked_max["max_completion_tokens"] is None else "max_completion_tokens"
@@ -42,7 +43,7 @@ def parse_chat_call(body: dict[str, Any], limits: shared.Limits) -> ChatCall:
     flags = fields.boolean("return_token_ids"), fields.boolean("return_cached_tokens_details")
     parsed = ChatCall(call, read_chat(fields), *flags)
     refuse_unsupported(fields)
-    return dataclasses.replace(parsed, call=dataclasses.replace(call, ignored=(*fields.unread(), *call.ignored)))
+    return dataclasses.replace(parsed, call=dataclasses.replace(call, ignored=(*fields.unread(), *call.ignored, *parsed.chat.ignored)))
 
 
 def _read_logprobs(fields: Fields) -> int | None:

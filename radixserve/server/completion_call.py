@@ -78,14 +78,11 @@ def _read_prompts(fields: Fields, limits: shared.Limits, n: int) -> list[str] | 
     expected = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
     if prompt is None:
         raise InvalidRequestError(f"prompt: expected {expected}, got nothing", param="prompt")
-    if isinstance(prompt, str):
-        return [prompt]
-    if not isinstance(prompt, list) or not prompt:
+    if not isinstance(prompt, str) and (not isinstance(prompt, list) or not prompt):
         raise fields.wrong("prompt", f"{expected}, not empty", prompt)
-    kind = type(prompt[0])
-    if kind not in (str, list):
-        return [prompt]
-    shared.check_num_choices(fields, limits, "prompt", len(prompt), n)
-    if not all(type(item) is kind for item in prompt):
+    prompts: list[Any] = prompt if isinstance(prompt, list) and isinstance(prompt[0], str | list) else [prompt]
+    shared.check_num_choices(limits, "prompt", "n", len(prompts), n)  # before their kinds are looked at: they may be millions
+    kind = type(prompts[0])
+    if not all(type(item) is kind for item in prompts):
         raise fields.wrong("prompt", expected, prompt)
-    return prompt
+    return prompts

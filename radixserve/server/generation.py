@@ -9,7 +9,7 @@ from radixserve.core import FinishReason, IntArray, Request, RequestError, Reque
 from radixserve.engine.client import AsyncEngine
 from radixserve.engine.streams import StreamGroup
 from radixserve.engine.text import OutputText, TextDelta
-from radixserve.errors import EngineDeadError, RequestAbortedError
+from radixserve.errors import RequestAbortedError
 from radixserve.server.latency import LatencyMetrics
 from radixserve.server.replies import RequestFailedError
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -96,14 +96,14 @@ class Generation:
         started_at: float,
         skip_special_tokens: Sequence[bool],
     ) -> None:
-        """skip_special_tokens: one per request. Raises EngineDeadError."""
+        """skip_special_tokens: one per request. Raises EngineDeadError, QueueFullError."""
         self.started_at = started_at
         self._n = n
         self._latency = latency
         self._prompt_ids = [request.prompt_ids for request in requests]
         texts = [OutputText(tokenizer, request, skips) for request, skips in zip(requests, skip_special_tokens)]
         self._choices = [_Choice(text, len(prompt_ids)) for text, prompt_ids in zip(texts, self._prompt_ids)]
-        self._group = _submit_all(engine, requests)
+        self._group = StreamGroup(engine.submit_all(requests))
 
     @property
     def is_ended(self) -> bool:
@@ -188,18 +188,6 @@ class Generation:
         else:
             self._latency.observe_tokens(now - choice.last_news_at, len(output.token_ids))
         choice.last_news_at = now
-
-
-def _submit_all(engine: AsyncEngine, requests: Sequence[Request]) -> StreamGroup:
-    streams = []
-    try:
-        for request in requests:
-            streams.append(engine.submit(request))
-    except EngineDeadError:
-        for stream in streams:
-            stream.close()
-        raise
-    return StreamGroup(streams)
 
 
 def _raise_for_failure(output: RequestOutput) -> None:

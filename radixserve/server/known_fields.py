@@ -1,9 +1,11 @@
 """Fields of the OpenAI, SGLang and vLLM protocols that are known and not served: refused by name, unless their value changes nothing.
 
-A route reads what it serves; the list is for the rest, so that a name in it may well be served elsewhere. Real tools send many of them with
-neutral values, so those are accepted. A field that no protocol knows is ignored and named in a header.
+A route reads what it serves; the list is for the rest, so that a name in it may well be served elsewhere, or be what another route calls
+a field of this one. Real tools send many of them with neutral values, so those are accepted. A field that no protocol knows is ignored and
+named in a header.
 """
 
+from collections.abc import Container
 from typing import Any
 
 from radixserve.errors import UnsupportedFieldError
@@ -53,14 +55,19 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "image_data": ([],),
     "include_stop_str_in_output": (False,),
     "input_embeds": ([],),
+    "input_ids": (),
     "json_schema": ("", {}),
     "kv_transfer_params": ({},),
     "length_penalty": (1,),
     "logit_bias": ({},),
     "logits_processors": ([],),
+    "logprob_start_len": (-1,),
     "logprobs": (False,),
     "lora_path": ("", []),
     "max_completion_tokens": (),
+    "max_new_tokens": (),
+    "max_tokens": (),
+    "min_new_tokens": (0,),
     "min_tokens": (0,),
     "modalities": (["text"],),
     "no_stop_trim": (False,),
@@ -68,6 +75,8 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "priority": (0,),
     "prediction": (),
+    "prompt_cache_breakpoint": ({},),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
     "prompt_embeds": ([],),
     "prompt_logprobs": (False,),
     "reasoning_effort": (),
@@ -76,9 +85,14 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "response_format": ({}, {"type": "text"}),
     "return_cached_tokens_details": (False,),
     "return_hidden_states": (False,),
+    "return_logprob": (False,),
     "return_routed_experts": (False,),
+    "return_text_in_logprobs": (False,),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
+    "sampling_params": ({},),
+    "sampling_seed": (),
+    "seed": (),
     "session_params": ({},),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -90,12 +104,16 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
     "tools": ([],),
     "top_logprobs": (0,),
+    "top_logprobs_num": (0,),
     "truncate_prompt_tokens": (),
     "token_ids_logprob": ([],),
     "use_beam_search": (False,),
     "video_data": ([],),
     "web_search_options": (),
 }
+
+# Wishes for the cache, which clients also hang on messages and parts of them.
+CACHE_HINTS = frozenset({"cache_control", "prompt_cache_breakpoint", "prompt_cache_options"})
 
 
 def _is_same(value: Any, neutral: Any) -> bool:
@@ -104,14 +122,19 @@ def _is_same(value: Any, neutral: Any) -> bool:
 
 
 def refuse_unsupported(fields: Fields) -> None:
-    """Raises UnsupportedFieldError for the first known field that asks for what we do not do."""
+    """Of a whole body: raises UnsupportedFieldError for the first known field that asks for what we do not do."""
+    refuse_known(fields)
+    for name in HARMLESS:
+        fields.raw(name)
+
+
+def refuse_known(fields: Fields, names: Container[str] = NEUTRAL_VALUES) -> None:
+    """The same of an object inside a body, where no name is harmless; `names` of NEUTRAL_VALUES alone."""
     for name in fields.unread_names():
-        if name not in NEUTRAL_VALUES:
+        if name not in names:
             continue
         value = fields.raw(name)
         if value is not None and not any(_is_same(value, neutral) for neutral in NEUTRAL_VALUES[name]):
             accepted = " or ".join(["null", *(show(neutral) for neutral in NEUTRAL_VALUES[name])])
             path = fields.path_of(name)
             raise UnsupportedFieldError(f"{path} is not supported by this server (accepted: {accepted}), got {show(value)}", param=path)
-    for name in HARMLESS:
-        fields.raw(name)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from radixserve.core import IntArray, TokenLogprob
+from radixserve.server.json_arrays import EncodedArray
 from radixserve.tokenizer import Detokenizer, Tokenizer
 
 MIN_LOGPROB = -9999.0  # JSON has no infinity; OpenAI's number for "as good as impossible"
@@ -38,56 +39,60 @@ def native_logprob(tokenizer: Tokenizer, token_id: int, logprob: float | None, w
     return [None if logprob is None else _finite(logprob), token_id, token_text(tokenizer, token_id) if with_text else None]
 
 
-class CompletionLogprobs:
-    """One per choice: the four parallel lists of OpenAI's completions, delta by delta, with offsets into the choice's whole text."""
+class CompletionLists:
+    """The four parallel lists of OpenAI's completions, encoded; offsets are characters of the choice's whole text."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: IntArray, echo_text: str | None, skip_special_tokens: bool) -> None:
-        """echo_text: the prompt as it is shown before the output; None without echo."""
+    def __init__(self) -> None:
+        self._lists: dict[str, list[Any]] = {name: [] for name in ("text_offset", "tokens", "token_logprobs", "top_logprobs")}
+
+    def append(self, tokenizer: Tokenizer, offset: int, token_id: int, entry: TokenLogprob | None) -> None:
+        """entry: None for the first token of a prompt, which nothing precedes; it has null for a log-probability."""
+        self._lists["text_offset"].append(offset)
+        self._lists["tokens"].append(token_text(tokenizer, token_id))
+        self._lists["token_logprobs"].append(None if entry is None else _finite(entry.logprob))
+        self._lists["top_logprobs"].append(None if entry is None else _top(tokenizer, entry))
+
+    def encoded(self) -> dict[str, EncodedArray]:
+        return {name: EncodedArray(items) for name, items in self._lists.items()}
+
+
+def prompt_lists(tokenizer: Tokenizer, prompt_ids: IntArray, echo_text: str, entries: Sequence[TokenLogprob]) -> dict[str, EncodedArray]:
+    """Of an echoed prompt. entries: one for each token but the first."""
+    lists = CompletionLists()
+    text, offset = Detokenizer(tokenizer, (), (), skip_special_tokens=False), 0
+    for token_id, entry in zip(prompt_ids, (None, *entries), strict=True):
+        lists.append(tokenizer, offset, token_id, entry)
+        piece = text.push([token_id]).text
+        # a special token that the tokenizer added is not part of the text
+        if echo_text.startswith(piece, offset):
+            offset += len(piece)
+    return lists.encoded()
+
+
+class OutputLists:
+    """One per choice: the lists of its output, delta by delta."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: IntArray, num_echoed_chars: int, skip_special_tokens: bool) -> None:
         self._tokenizer = tokenizer
-        self._prompt_ids = prompt_ids
-        self._echo_text = echo_text
-        self._offset = 0
+        self._offset = num_echoed_chars
         self._text = Detokenizer(tokenizer, prompt_ids, (), skip_special_tokens)
 
-    def prompt(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        """Of the echoed prompt: nothing precedes its first token, which has null for a log-probability."""
-        assert self._echo_text is not None
-        lists = _empty_lists()
-        text = Detokenizer(self._tokenizer, (), (), skip_special_tokens=False)
-        known = [None, *entries]
-        for token_id, entry in zip(self._prompt_ids, known, strict=True):
-            self._append(lists, token_id, entry)
-            piece = text.push([token_id]).text
-            # a special token that the tokenizer added is not part of the text
-            if self._echo_text.startswith(piece, self._offset):
-                self._offset += len(piece)
-        self._offset = len(self._echo_text)
-        return lists
-
-    def output(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        lists = _empty_lists()
+    def of(self, entries: Sequence[TokenLogprob]) -> dict[str, EncodedArray]:
+        lists = CompletionLists()
         for entry in entries:
-            self._append(lists, entry.token_id, entry)
+            lists.append(self._tokenizer, self._offset, entry.token_id, entry)
             self._offset += len(self._text.push([entry.token_id]).text)
-        return lists
-
-    def _append(self, lists: dict[str, Any], token_id: int, entry: TokenLogprob | None) -> None:
-        lists["text_offset"].append(self._offset)
-        lists["tokens"].append(token_text(self._tokenizer, token_id))
-        lists["token_logprobs"].append(None if entry is None else _finite(entry.logprob))
-        lists["top_logprobs"].append(None if entry is None else self._top(entry))
-
-    def _top(self, entry: TokenLogprob) -> dict[str, float]:
-        """The token itself is always among them, as OpenAI has it. Of two tokens with one text the likelier stays."""
-        top: dict[str, float] = {}
-        for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-            top.setdefault(token_text(self._tokenizer, token_id), _finite(logprob))
-        return top
+        return lists.encoded()
 
 
-def _empty_lists() -> dict[str, Any]:
-    return {"text_offset": [], "tokens": [], "token_logprobs": [], "top_logprobs": []}
+def _top(tokenizer: Tokenizer, entry: TokenLogprob) -> dict[str, float]:
+    """The token itself is always among them, as OpenAI has it. Of two tokens with one text the likelier stays."""
+    top: dict[str, float] = {}
+    for token_id, logprob in (*entry.top, (entry.token_id, entry.logprob)):
+        top.setdefault(token_text(tokenizer, token_id), _finite(logprob))
+    return top
 
 
-def concatenated(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    return {name: one[name] + other[name] for name in one}
+def num_shown(entries: Sequence[TokenLogprob]) -> int:
+    """Tokens that these entries show, the likeliest ones included; all have as many of those."""
+    return len(entries) * (1 + len(entries[0].top)) if entries else 0

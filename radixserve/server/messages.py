@@ -1,16 +1,19 @@
 """The messages of a chat: checked part by part, and brought to what chat templates read."""
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from radixserve.errors import InvalidRequestError, UnsupportedFieldError
 from radixserve.server.fields import Fields, show
+from radixserve.server.known_fields import CACHE_HINTS, refuse_known
 from radixserve.tokenizer import ChatTemplate
 from radixserve.tokenizer.chat_template import RESERVED_NAMES
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
 MAX_MESSAGES = 10_000
+_POSITION = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class Chat:
     add_generation_prompt: bool
     continue_final_message: bool
     variables: dict[str, Any]  # further names for the template
+    ignored: tuple[str, ...] = ()  # names inside content parts that no protocol knows, without the positions
 
 
 def read_chat(fields: Fields) -> Chat:
@@ -35,7 +39,9 @@ def read_chat(fields: Fields) -> Chat:
     if continue_final_message and add_generation_prompt:
         message = "continue_final_message: expected false together with add_generation_prompt, got true"
         raise InvalidRequestError(message, param="continue_final_message")
-    return Chat(tuple(_read_message(message) for message in messages), add_generation_prompt, continue_final_message, variables)
+    ignored: dict[str, None] = {}  # in order, each once: a long chat repeats them
+    bodies = tuple(_read_message(message, ignored) for message in messages)
+    return Chat(bodies, add_generation_prompt, continue_final_message, variables, tuple(ignored))
 
 
 def render(template: ChatTemplate | None, chat: Chat) -> str:
@@ -55,7 +61,9 @@ def render(template: ChatTemplate | None, chat: Chat) -> str:
     )
 
 
-def _read_message(message: Fields) -> dict[str, Any]:
+def _read_message(message: Fields, ignored: dict[str, None]) -> dict[str, Any]:
+    """A message may have any name, for its template to read; only wishes for the cache are no template's."""
+    refuse_known(message, CACHE_HINTS)
     role = message.raw("role")
     if role not in ROLES:
         raise message.wrong("role", f"one of {', '.join(ROLES)}", role)
@@ -65,10 +73,10 @@ def _read_message(message: Fields) -> dict[str, Any]:
     if tool_calls is not None:
         body["tool_calls"] = [_read_tool_call(call) for call in message.objects("tool_calls")] if tool_calls else []
     may_be_empty = role == "assistant"
-    return {**body, "content": _read_content(message, may_be_empty)}
+    return {**body, "content": _read_content(message, may_be_empty, ignored)}
 
 
-def _read_content(message: Fields, may_be_empty: bool) -> str:
+def _read_content(message: Fields, may_be_empty: bool, ignored: dict[str, None]) -> str:
     content = message.raw("content")
     if isinstance(content, str):
         return content
@@ -78,10 +86,10 @@ def _read_content(message: Fields, may_be_empty: bool) -> str:
         raise message.wrong("content", "a string or a list of text parts", content)
     if not content:
         return ""
-    return "".join(_read_part(part) for part in message.objects("content"))
+    return "".join(_read_part(part, ignored) for part in message.objects("content"))
 
 
-def _read_part(part: Fields) -> str:
+def _read_part(part: Fields, ignored: dict[str, None]) -> str:
     kind = part.raw("type")
     if kind != "text":
         path = part.path_of("type")
@@ -89,6 +97,9 @@ def _read_part(part: Fields) -> str:
     text = part.raw("text")
     if not isinstance(text, str):
         raise part.wrong("text", "a string", text)
+    if part.unread_names():
+        refuse_known(part)
+        ignored |= dict.fromkeys(_POSITION.sub("[]", name) for name in part.unread())
     return text
 
 

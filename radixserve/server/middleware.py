@@ -4,6 +4,7 @@ Plain ASGI, so that streams pass untouched. From outside in: EdgeMiddleware, Cor
 """
 
 import logging
+import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -15,7 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from radixserve.core import RequestError
 from radixserve.errors import ShuttingDownError
 from radixserve.server.access import AccessGuard
+from radixserve.server.answering import GENERATION_KEY
 from radixserve.server.gate import Gate
+from radixserve.server.generation import Generation
 from radixserve.server.http_metrics import HttpMetrics
 from radixserve.server.replies import describe, error_reply
 from radixserve.server.stream import ClientGoneError
@@ -24,15 +27,17 @@ logger = logging.getLogger("radixserve.server")
 
 REQUEST_ID_KEY = "radixserve.request_id"  # in the ASGI scope
 _MAX_REQUEST_ID_CHARS = 128
+_MAX_LOGGED_PATH_CHARS = 200
 _CLIENT_GONE_STATUS = 499  # for the count alone: nobody was there to get an answer
 
 
 class EdgeMiddleware:
-    """x-request-id is honoured and always returned; every answer is counted by route and status."""
+    """x-request-id is honoured and always returned; every answer is counted by route and status, and logged where asked for."""
 
-    def __init__(self, app: ASGIApp, metrics: HttpMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: HttpMetrics, logs_requests: bool) -> None:
         self._app = app
         self._metrics = metrics
+        self._logs_requests = logs_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -40,6 +45,7 @@ class EdgeMiddleware:
             return
         request_id = _request_id(Headers(scope=scope).get("x-request-id", ""))
         scope[REQUEST_ID_KEY] = request_id
+        started_at = time.monotonic()
         status = _CLIENT_GONE_STATUS
 
         async def send_with_id(message: Message) -> None:
@@ -53,6 +59,8 @@ class EdgeMiddleware:
             await self._app(scope, receive, send_with_id)
         finally:
             self._metrics.count(scope, status)
+            if self._logs_requests:
+                _log_answer(scope, status, time.monotonic() - started_at)
 
 
 class Cors(CORSMiddleware):
@@ -134,6 +142,18 @@ class DoorMiddleware:
     def _require_open(self) -> None:
         if not self._gate.is_open:
             raise ShuttingDownError("the server is shutting down and takes no new requests")
+
+
+def _log_answer(scope: Scope, status: int, took_s: float) -> None:
+    """The path comes from the client: it is cut, and no line break of it reaches the log. The query stays out: it may hold a key."""
+    path = "".join(char if char.isprintable() else "?" for char in scope["path"][:_MAX_LOGGED_PATH_CHARS])
+    line = f"request {scope[REQUEST_ID_KEY]} {scope['method']} {path} {status} {took_s:.3f} s"
+    generation: Generation | None = scope.get(GENERATION_KEY)
+    if generation is not None:
+        usage = generation.usage()
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        line += f", prompt {usage['prompt_tokens']} tokens, {cached} of them cached, output {usage['completion_tokens']}"
+    logger.info("%s", line)
 
 
 def _request_id(given: str) -> str:

@@ -1,7 +1,13 @@
-"""SGLang's native route: POST or PUT /generate."""
+"""SGLang's native route: POST or PUT /generate.
 
+Its streams are cumulative: the last event alone is the whole answer, so every event holds the log-probabilities of the prompt again.
+They are encoded once, and those of the output as they come.
+"""
+
+import dataclasses
 import time
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,12 +15,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from radixserve.core import TokenLogprob
-from radixserve.server.answering import answer
-from radixserve.server.call import limits_of, start_generation
+from radixserve.server.answering import Reply, answer
+from radixserve.server.call import limits_of
 from radixserve.server.context import ServerContext
 from radixserve.server.fields import read_parsed
 from radixserve.server.generation import ChoiceDelta, Generation, joined
-from radixserve.server.logprobs import native_logprob
+from radixserve.server.json_arrays import EncodedArray
+from radixserve.server.logprobs import native_logprob, num_shown
 from radixserve.server.native_call import NativeCall, parse_native_call
 from radixserve.tokenizer import Tokenizer
 
@@ -29,14 +36,17 @@ def native_router(context: ServerContext) -> APIRouter:
         limits = limits_of(context)
         asked = await read_parsed(http, context.config.max_body_bytes, lambda body: parse_native_call(body, limits))
         call_id = uuid.uuid4().hex
-        generation = await start_generation(context, asked.call, call_id, started_at)
-        return await answer(http, context, asked.call, generation, NativeReply(asked, generation, context.tokenizer, call_id))
+
+        def make_reply(generation: Generation) -> Reply:
+            return NativeReply(asked, generation, context.tokenizer, call_id)
+
+        return await answer(http, context, asked.call, call_id, started_at, make_reply)
 
     return router
 
 
 class NativeReply:
-    """Each event holds the whole of its choice so far: SGLang's streams are cumulative."""
+    """Each event holds the whole of its choice so far."""
 
     def __init__(self, asked: NativeCall, generation: Generation, tokenizer: Tokenizer, call_id: str) -> None:
         self._asked = asked
@@ -44,22 +54,29 @@ class NativeReply:
         self._tokenizer = tokenizer
         self._call_id = call_id
         self._so_far: dict[int, ChoiceDelta] = {}
+        self._inputs: dict[int, _Logprobs] = {}  # by prompt: all its choices show the same
+        self._outputs: dict[int, _Logprobs] = {}  # by choice
+
+    def num_shown_tokens(self, delta: ChoiceDelta) -> int:
+        return num_shown(delta.prompt_logprobs) + num_shown(delta.logprobs)
 
     def whole(self, choices: list[ChoiceDelta]) -> Any:
-        bodies = [self._body(choice) for choice in choices]
+        bodies = [self._body(choice, choice) for choice in choices]
         return bodies if self._asked.is_batch else bodies[0]
 
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         index = delta.choice_index
+        text = dataclasses.replace(delta, logprobs=(), prompt_logprobs=())  # log-probabilities are kept encoded
         earlier = self._so_far.get(index)
-        so_far = self._so_far[index] = delta if earlier is None else joined([earlier, delta])
-        body = self._body(so_far)
+        so_far = self._so_far[index] = text if earlier is None else joined([earlier, text])
+        body = self._body(so_far, delta)
         return [{"index": index, **body} if self._asked.is_batch else body]
 
     def last_chunks(self) -> list[Any]:
         return []
 
-    def _body(self, choice: ChoiceDelta) -> dict[str, Any]:
+    def _body(self, choice: ChoiceDelta, news: ChoiceDelta) -> dict[str, Any]:
+        """choice: all so far; of its log-probabilities those of `news` are not encoded yet."""
         counts = self._generation.counts(choice.choice_index)
         meta: dict[str, Any] = {
             "id": self._id(choice.choice_index),
@@ -72,39 +89,59 @@ class NativeReply:
         if choice.finish_reason is not None:
             meta["e2e_latency"] = time.monotonic() - self._generation.started_at
         if self._asked.return_logprob:
-            meta |= self._logprobs(choice)
+            meta |= self._logprobs(news)
         return {"text": choice.text, "output_ids": list(choice.token_ids), "meta_info": meta}
 
     def _id(self, index: int) -> str:
         """The caller's name for the prompt; ours tells the choices apart."""
         if self._asked.call.ids:
-            return self._asked.call.ids[index // self._asked.call.n]
+            return self._asked.call.ids[self._asked.call.prompt_index(index)]
         return f"{self._call_id}-{index}" if self._asked.is_batch else self._call_id
 
-    def _logprobs(self, choice: ChoiceDelta) -> dict[str, Any]:
-        index = choice.choice_index
-        start = self._asked.prompt_start(index)
-        inputs: list[TokenLogprob | int] = []
-        if start is not None:
-            # nothing precedes the first token of a prompt: its entry is an id without a number
-            inputs = [*self._generation.prompt_ids(index)[:1], *choice.prompt_logprobs] if start == 0 else [*choice.prompt_logprobs]
-        meta: dict[str, Any] = {
-            "input_token_logprobs": [self._entry(entry) for entry in inputs],
-            "output_token_logprobs": [self._entry(entry) for entry in choice.logprobs],
-        }
+    def _logprobs(self, news: ChoiceDelta) -> dict[str, Any]:
+        index = news.choice_index
+        prompt_index = self._asked.call.prompt_index(index)
+        if prompt_index not in self._inputs:
+            self._inputs[prompt_index] = _Logprobs(self._input_entries(news), self._tokenizer, self._asked.with_text)
+        if index not in self._outputs:
+            self._outputs[index] = _Logprobs((), self._tokenizer, self._asked.with_text)
+        inputs, outputs = self._inputs[prompt_index], self._outputs[index]
+        outputs.extend(news.logprobs)
+        meta = {"input_token_logprobs": inputs.tokens.whole(), "output_token_logprobs": outputs.tokens.whole()}
         if self._asked.num_top(index):
-            meta["input_top_logprobs"] = [self._top(entry) for entry in inputs]
-            meta["output_top_logprobs"] = [self._top(entry) for entry in choice.logprobs]
+            meta |= {"input_top_logprobs": inputs.top.whole(), "output_top_logprobs": outputs.top.whole()}
         return meta
+
+    def _input_entries(self, first: ChoiceDelta) -> list[TokenLogprob | int]:
+        start = self._asked.prompt_start(first.choice_index)
+        if start is None:
+            return []
+        # nothing precedes the first token of a prompt: its entry is an id without a number
+        return [*self._generation.prompt_ids(first.choice_index)[: 1 if start == 0 else 0], *first.prompt_logprobs]
+
+
+class _Logprobs:
+    """[logprob, id, text] of tokens, and of the likeliest ones in their places; encoded as they come."""
+
+    def __init__(self, entries: Sequence[TokenLogprob | int], tokenizer: Tokenizer, with_text: bool) -> None:
+        self._tokenizer = tokenizer
+        self._with_text = with_text
+        self.tokens = EncodedArray()
+        self.top = EncodedArray()
+        self.extend(entries)
+
+    def extend(self, entries: Sequence[TokenLogprob | int]) -> None:
+        self.tokens.extend(self._entry(entry) for entry in entries)
+        self.top.extend(self._top(entry) for entry in entries)
 
     def _entry(self, entry: TokenLogprob | int) -> list[Any]:
         token_id, logprob = (entry, None) if isinstance(entry, int) else (entry.token_id, entry.logprob)
-        return native_logprob(self._tokenizer, token_id, logprob, self._asked.with_text)
+        return native_logprob(self._tokenizer, token_id, logprob, self._with_text)
 
     def _top(self, entry: TokenLogprob | int) -> list[list[Any]] | None:
         if isinstance(entry, int):
             return None
-        return [native_logprob(self._tokenizer, token_id, logprob, self._asked.with_text) for token_id, logprob in entry.top]
+        return [native_logprob(self._tokenizer, token_id, logprob, self._with_text) for token_id, logprob in entry.top]
 
 
 def _finish_reason(choice: ChoiceDelta) -> dict[str, Any] | None:

@@ -41,7 +41,7 @@ def parse_native_call(body: dict[str, Any], limits: shared.Limits) -> NativeCall
     n = shared.read_n(params[0], limits)
     if any(shared.read_n(other, limits) != n for other in params):
         raise InvalidRequestError("sampling_params: expected the same n in all of them", param="sampling_params")
-    shared.check_num_choices(fields, limits, name, len(contents), n)
+    shared.check_num_choices(limits, name, params[0].path_of("n"), len(contents), n)
     prompts = []
     for index, content in enumerate(contents):
         of_prompt = params[index % len(params)]
@@ -57,6 +57,7 @@ def parse_native_call(body: dict[str, Any], limits: shared.Limits) -> NativeCall
         namespace=shared.read_namespace(fields),
         priority=shared.read_priority(fields),
         ids=_read_ids(fields, len(prompts)),
+        logprobs_name="top_logprobs_num",
     )
     parsed = NativeCall(call, is_batch or n > 1, return_logprob, fields.boolean("return_text_in_logprobs"))
     for part in (fields, *params):

@@ -9,12 +9,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from radixserve.errors import ModelNotFoundError
-from radixserve.server.answering import answer
-from radixserve.server.call import Call, limits_of, start_generation
+from radixserve.server.answering import Reply, answer
+from radixserve.server.call import Call, limits_of
 from radixserve.server.chat_call import ChatCall, parse_chat_call
 from radixserve.server.completion_call import parse_completion_call
 from radixserve.server.context import DEFAULT_MODEL_ALIAS, ServerContext
 from radixserve.server.fields import read_parsed
+from radixserve.server.generation import Generation
 from radixserve.server.messages import render
 from radixserve.server.openai_reply import ChatReply, CompletionReply
 from radixserve.server.replies import json_reply
@@ -51,9 +52,11 @@ def openai_router(context: ServerContext) -> APIRouter:
         limits = limits_of(context)
         asked = await read_parsed(http, context.config.max_body_bytes, lambda body: parse_completion_call(body, limits))
         call_id = f"cmpl-{uuid.uuid4().hex}"
-        generation = await start_generation(context, asked.call, call_id, started_at)
-        reply = CompletionReply(asked, generation, context.tokenizer, reply_id(asked.call, call_id), context.served_name)
-        return await answer(http, context, asked.call, generation, reply)
+
+        def make_reply(generation: Generation) -> Reply:
+            return CompletionReply(asked, generation, context.tokenizer, reply_id(asked.call, call_id), context.served_name)
+
+        return await answer(http, context, asked.call, call_id, started_at, make_reply)
 
     @router.post("/v1/chat/completions")
     async def chat_completions(http: HttpRequest) -> Response:
@@ -66,9 +69,11 @@ def openai_router(context: ServerContext) -> APIRouter:
 
         asked = await read_parsed(http, context.config.max_body_bytes, parse)
         call_id = f"chatcmpl-{uuid.uuid4().hex}"
-        generation = await start_generation(context, asked.call, call_id, started_at)
-        reply = ChatReply(asked, generation, context.tokenizer, reply_id(asked.call, call_id), context.served_name)
-        return await answer(http, context, asked.call, generation, reply)
+
+        def make_reply(generation: Generation) -> Reply:
+            return ChatReply(asked, generation, context.tokenizer, reply_id(asked.call, call_id), context.served_name)
+
+        return await answer(http, context, asked.call, call_id, started_at, make_reply)
 
     return router
 

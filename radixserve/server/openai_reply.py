@@ -4,11 +4,12 @@ import time
 from abc import ABC, abstractmethod
 from typing import Any
 
-from radixserve.server.call import Call, Prompt
+from radixserve.server.call import Call
 from radixserve.server.chat_call import ChatCall
 from radixserve.server.completion_call import CompletionCall
 from radixserve.server.generation import ChoiceDelta, Generation
-from radixserve.server.logprobs import CompletionLogprobs, chat_logprobs, concatenated
+from radixserve.server.json_arrays import EncodedArray
+from radixserve.server.logprobs import OutputLists, chat_logprobs, num_shown, prompt_lists
 from radixserve.tokenizer import Detokenizer, Tokenizer
 
 
@@ -30,8 +31,8 @@ class OpenAIReply(ABC):
 
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         bodies = [{**self._head, "object": self.chunk_object_name, "choices": [choice]} for choice in self._chunk_choices(delta)]
-        if self._call.continuous_usage:
-            usage = self._generation.usage()
+        if self._call.continuous_usage or self._call.include_usage:
+            usage = self._generation.usage() if self._call.continuous_usage else None  # null until the last chunk, as OpenAI has it
             bodies = [{**body, "usage": usage} for body in bodies]
         if delta.finish_reason is not None:
             bodies[-1] |= self._extension()
@@ -50,6 +51,9 @@ class OpenAIReply(ABC):
         return {"sglext": {"cached_tokens_details": {"device": num_cached, "host": 0}}}
 
     @abstractmethod
+    def num_shown_tokens(self, delta: ChoiceDelta) -> int: ...
+
+    @abstractmethod
     def _choice(self, choice: ChoiceDelta) -> dict[str, Any]: ...
 
     @abstractmethod
@@ -63,14 +67,19 @@ class CompletionReply(OpenAIReply):
         super().__init__(asked.call, generation, reply_id, model, with_cache_details=asked.return_cached_tokens_details)
         self._asked = asked
         self._tokenizer = tokenizer
-        self._echo_texts = [self._echo_text(prompt) for prompt in asked.call.prompts] if asked.echo else []
-        self._logprobs = [self._logprobs_of(index) for index in range(asked.call.num_choices)]
+        # made when first shown; those of a prompt serve all its choices
+        self._echo_texts: dict[int, str] = {}
+        self._prompt_lists: dict[int, dict[str, EncodedArray]] = {}
+        self._output_lists: dict[int, OutputLists] = {}
+
+    def num_shown_tokens(self, delta: ChoiceDelta) -> int:
+        num_prompt = len(self._generation.prompt_ids(delta.choice_index)) if delta.is_first and self._asked.echo else 0
+        return num_prompt + num_shown(delta.prompt_logprobs) + num_shown(delta.logprobs)
 
     def _choice(self, choice: ChoiceDelta) -> dict[str, Any]:
         index = choice.choice_index
-        text = choice.text
-        if choice.is_first and self._asked.echo:
-            text = self._echo_texts[index // self._asked.call.n] + text
+        is_echo = choice.is_first and self._asked.echo
+        text = self._echo_text(self._call.prompt_index(index)) + choice.text if is_echo else choice.text
         body = {"index": index, "text": text, "logprobs": self._shown_logprobs(choice), "finish_reason": choice.finish_reason}
         if self._asked.return_token_ids:
             body["prompt_token_ids"] = list(self._generation.prompt_ids(index)) if choice.is_first else None
@@ -80,26 +89,33 @@ class CompletionReply(OpenAIReply):
     def _chunk_choices(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         return [self._choice(delta)]
 
-    def _echo_text(self, prompt: Prompt) -> str:
+    def _echo_text(self, prompt_index: int) -> str:
         """The prompt as it was sent; of token ids what they say. Half a character at its end is shown with the rest of it."""
+        if not self._asked.echo:
+            return ""
+        prompt = self._call.prompts[prompt_index]
         if isinstance(prompt.content, str):
             return prompt.content
-        return Detokenizer(self._tokenizer, (), (), prompt.skip_special_tokens).push(prompt.content).text
-
-    def _logprobs_of(self, index: int) -> CompletionLogprobs | None:
-        prompt = self._asked.call.prompts[index // self._asked.call.n]
-        if prompt.sampling.logprobs is None:
-            return None
-        echo_text = self._echo_texts[index // self._asked.call.n] if self._asked.echo else None
-        return CompletionLogprobs(self._tokenizer, self._generation.prompt_ids(index), echo_text, prompt.skip_special_tokens)
+        if prompt_index not in self._echo_texts:
+            text = Detokenizer(self._tokenizer, (), (), prompt.skip_special_tokens).push(prompt.content).text
+            self._echo_texts[prompt_index] = text
+        return self._echo_texts[prompt_index]
 
     def _shown_logprobs(self, choice: ChoiceDelta) -> dict[str, Any] | None:
-        logprobs = self._logprobs[choice.choice_index]
-        if logprobs is None:
+        index = choice.choice_index
+        prompt_index = self._call.prompt_index(index)
+        prompt = self._call.prompts[prompt_index]
+        if prompt.sampling.logprobs is None:
             return None
-        if choice.is_first and self._asked.echo:
-            return concatenated(logprobs.prompt(choice.prompt_logprobs), logprobs.output(choice.logprobs))
-        return logprobs.output(choice.logprobs)
+        prompt_ids, echo_text = self._generation.prompt_ids(index), self._echo_text(prompt_index)
+        if index not in self._output_lists:
+            self._output_lists[index] = OutputLists(self._tokenizer, prompt_ids, len(echo_text), prompt.skip_special_tokens)
+        outputs = self._output_lists[index].of(choice.logprobs)
+        if not (choice.is_first and self._asked.echo):
+            return {name: array.whole() for name, array in outputs.items()}
+        if prompt_index not in self._prompt_lists:
+            self._prompt_lists[prompt_index] = prompt_lists(self._tokenizer, prompt_ids, echo_text, choice.prompt_logprobs)
+        return {name: array.whole(outputs[name]) for name, array in self._prompt_lists[prompt_index].items()}
 
 
 class ChatReply(OpenAIReply):
@@ -114,6 +130,9 @@ class ChatReply(OpenAIReply):
 
     def whole(self, choices: list[ChoiceDelta]) -> dict[str, Any]:
         return {**super().whole(choices), **self._prompt_token_ids()}
+
+    def num_shown_tokens(self, delta: ChoiceDelta) -> int:
+        return num_shown(delta.logprobs)
 
     def chunks(self, delta: ChoiceDelta) -> list[dict[str, Any]]:
         bodies = super().chunks(delta)

@@ -22,7 +22,12 @@ def error_body(error: RequestError) -> dict[str, Any]:
 
 
 def json_reply(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+    return bytes_reply(orjson.dumps(body), headers, status)
+
+
+def bytes_reply(body: bytes, headers: dict[str, str] | None = None, status: int = 200) -> Response:
+    """Of JSON that is encoded already."""
+    return Response(body, status, headers, media_type="application/json")
 
 
 # Seconds after which trying again makes sense. A request that ran out of its own time is not among them: it would take as long again.

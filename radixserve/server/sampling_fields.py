@@ -24,6 +24,7 @@ class Limits:
     check_length: Callable[[int, int], None]  # (num_prompt_tokens, max_tokens); raises ContextLengthError
     max_n: int
     max_choices: int  # prompts times n of one call
+    max_requests: int | None  # what may wait and run together; None: no limit
     max_stop_strings: int
     max_stop_chars: int  # of one stop string: the detokenizer holds back that much text
 
@@ -82,10 +83,17 @@ def read_n(fields: Fields, limits: Limits) -> int:
     return n
 
 
-def check_num_choices(fields: Fields, limits: Limits, name: str, num_prompts: int, n: int) -> None:
-    if num_prompts * n > limits.max_choices:
-        message = f"{name}: expected at most {limits.max_choices} choices in one call, got {num_prompts} prompts times n = {n}"
-        raise InvalidRequestError(message, param=fields.path_of(name))
+def check_num_choices(limits: Limits, prompts_name: str, n_name: str, num_prompts: int, n: int) -> None:
+    """A call that could not even run on an idle server is a 400: trying again, which a 429 asks for, would be in vain.
+
+    The names, with their paths, are those of the fields that say how many prompts and choices.
+    """
+    limit = limits.max_choices if limits.max_requests is None else min(limits.max_choices, limits.max_requests)
+    if num_prompts * n > limit:
+        why = "" if limit == limits.max_choices else " (--max-queued-requests and --max-running-requests together)"
+        name = n_name if num_prompts == 1 else prompts_name
+        message = f"{name}: expected at most {limit} choices in one call{why}, got {num_prompts} prompts times n = {n}"
+        raise InvalidRequestError(message, param=name)
 
 
 def read_namespace(fields: Fields) -> Namespace:

@@ -50,8 +50,15 @@ class Events(Protocol):
     def is_ended(self) -> bool:
         """The last event was taken."""
 
+    @property
+    def has_large(self) -> bool:
+        """What comes next takes long to build: take_large() does it in a thread, and take() gives nothing before."""
+
     def take(self) -> bytes:
-        """The events of all news so far; b"" when there are none."""
+        """The events of all news so far, up to a large one; b"" when there are none."""
+
+    async def take_large(self) -> bytes:
+        """The events of the large news, which there are. Does not raise."""
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener` when news come where none were."""
@@ -99,6 +106,8 @@ class EventStream(Response):
         self._events.listen(self._on_news)
         while True:
             piece, self._unsent = self._unsent + self._events.take(), b""
+            if self._events.has_large:
+                piece += await self._events.take_large()
             if piece:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             elif self._events.is_ended:
@@ -113,7 +122,8 @@ class EventStream(Response):
         if not self._is_idle:
             return  # the task will take it
         piece = self._events.take() if self._writer is not None else b""
-        if self._writer is None or self._events.is_ended or (piece and not self._writer.try_write(piece)):
+        is_for_task = self._writer is None or self._events.is_ended or self._events.has_large
+        if is_for_task or (piece and self._writer is not None and not self._writer.try_write(piece)):
             self._unsent = piece
             self._is_idle = False
             self._wake.set()

@@ -23,18 +23,18 @@ def tokenizing_router(context: ServerContext) -> APIRouter:
     @router.post("/tokenize")
     @router.post("/v1/tokenize")
     async def tokenize(http: HttpRequest) -> Response:
-        def parse(body: dict[str, Any]) -> tuple[Fields, list[str], bool, bool]:
+        def parse(body: dict[str, Any]) -> tuple[Fields, list[str], bool, bool, tuple[str, ...]]:
             fields = _fields_of(body, context)
             return fields, *_read_texts(fields, context)
 
-        fields, texts, is_list, adds_special = await read_parsed(http, context.config.max_body_bytes, parse)
+        fields, texts, is_list, adds_special, ignored = await read_parsed(http, context.config.max_body_bytes, parse)
         for text in texts:
             context.check_text(text)
         num_chars = sum(map(len, texts))
         ids = await off_loop_if_long(num_chars, lambda: [context.tokenizer.encode(text, adds_special) for text in texts])
         counts = [len(of_text) for of_text in ids]
         body = {"tokens": ids if is_list else ids[0], "count": counts if is_list else counts[0]}
-        return _reply(context, fields, body | {"max_model_len": context.engine.info.context_length})
+        return _reply(context, fields, body | {"max_model_len": context.engine.info.context_length}, ignored)
 
     @router.post("/detokenize")
     @router.post("/v1/detokenize")
@@ -64,22 +64,26 @@ def _fields_of(body: dict[str, Any], context: ServerContext) -> Fields:
     return fields
 
 
-def _reply(context: ServerContext, fields: Fields, body: dict[str, Any]) -> Response:
-    return json_reply(body, headers=context.ignored_header(tuple(fields.unread())))
+def _reply(context: ServerContext, fields: Fields, body: dict[str, Any], ignored: tuple[str, ...] = ()) -> Response:
+    return json_reply(body, headers=context.ignored_header((*fields.unread(), *ignored)))
 
 
-def _read_texts(fields: Fields, context: ServerContext) -> tuple[list[str], bool, bool]:
-    """(texts, whether a list was sent, whether special tokens are added): by default to a prompt and not to rendered messages."""
+def _read_texts(fields: Fields, context: ServerContext) -> tuple[list[str], bool, bool, tuple[str, ...]]:
+    """(texts, whether a list was sent, whether special tokens are added, ignored names inside messages).
+
+    By default they are added to a prompt and not to rendered messages.
+    """
     prompt, messages = fields.raw("prompt"), fields.raw("messages")
     if (prompt is None) == (messages is None):
         raise InvalidRequestError("prompt: expected exactly one of prompt and messages", param="prompt")
     adds_special = fields.boolean("add_special_tokens", messages is None)
     if messages is not None:
-        return [render(context.tokenizer.chat_template, read_chat(fields))], False, adds_special
+        chat = read_chat(fields)
+        return [render(context.tokenizer.chat_template, chat)], False, adds_special, chat.ignored
     texts = list(fields.strings("prompt"))
     if not texts or len(texts) > MAX_TEXTS:
         raise fields.wrong("prompt", f"a string or a list of 1 to {MAX_TEXTS} strings", prompt)
-    return texts, isinstance(prompt, list), adds_special
+    return texts, isinstance(prompt, list), adds_special, ()
 
 
 def _read_tokens(fields: Fields, vocab_size: int) -> tuple[list[list[int]], bool]:

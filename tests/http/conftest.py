@@ -1,5 +1,6 @@
 """The whole server in this process: the real app, the real AsyncEngine and engine loop, around an EchoEngine in a thread."""
 
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from radixserve.config import CacheConfig, EngineConfig, ServerConfig
+from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
+from radixserve.core import RequestOutput
 from radixserve.engine.client import AsyncEngine
+from radixserve.engine.streams import RequestStream
 from radixserve.server.app import create_app
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import write_byte_tokenizer
@@ -54,8 +57,16 @@ def max_total_tokens() -> int | None:
 
 
 @pytest.fixture
-async def served(tokenizer: Tokenizer, step_s: float, max_total_tokens: int | None) -> AsyncIterator[Served]:
-    config = EngineConfig(cache=CacheConfig(max_total_tokens=max_total_tokens))
+def max_queued_requests() -> int | None:
+    return None
+
+
+@pytest.fixture
+async def served(
+    tokenizer: Tokenizer, step_s: float, max_total_tokens: int | None, max_queued_requests: int | None
+) -> AsyncIterator[Served]:
+    cache, scheduler = CacheConfig(max_total_tokens=max_total_tokens), SchedulerConfig(max_queued_requests=max_queued_requests)
+    config = EngineConfig(cache=cache, scheduler=scheduler)
     echoes = []
 
     def make_link() -> ThreadLink:
@@ -67,3 +78,26 @@ async def served(tokenizer: Tokenizer, step_s: float, max_total_tokens: int | No
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
         yield Served(app, engine, echoes[0], http)
     await engine.stop()
+
+
+@pytest.fixture
+def one_step_at_a_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine steps again only when the news of its last step were taken, so that no two are merged, however slow the machine is.
+
+    For one request at a time.
+    """
+    turns = threading.Semaphore(1)
+    step, take = served.echo.step, RequestStream.take
+
+    def step_in_turn() -> list[RequestOutput]:
+        assert turns.acquire(timeout=10)
+        return step()
+
+    def take_and_go_on(stream: RequestStream) -> RequestOutput | None:
+        output = take(stream)
+        if output is not None:
+            turns.release()
+        return output
+
+    monkeypatch.setattr(served.echo, "step", step_in_turn)
+    monkeypatch.setattr(RequestStream, "take", take_and_go_on)

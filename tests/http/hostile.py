@@ -160,6 +160,7 @@ OTHER_ROUTES = [
     *(at("/generate", {"text": "a", "rid": value}) for value in (5, "", ["a", "b"], "x" * 1000)),
     at("/generate", {"text": LARGE_TEXT}),
     at("/generate", {"logprob_start_len": -2, "text": "a"}),
+    at("/v1/completions", {"n": 128, "echo": True, "logprobs": 20, "prompt": [[97] * 500] * 8, "max_tokens": 0}),
     *(
         at("/tokenize", value)
         for value in ({}, {"prompt": 5}, {"prompt": []}, {"prompt": "a", "messages": [HELLO]}, {"prompt": LARGE_TEXT})
@@ -172,3 +173,18 @@ OTHER_ROUTES = [
 ]
 
 ALL = [*OTHER_ROUTES, *VALUES, *SYNTAX, *LARGE, *TRANSPORT]
+
+# Nothing is wrong with these: answered by a 200 of megabytes, in a stream too.
+SCORED_IDS = [97 + number % 20 for number in range(900)]
+_NATIVE = {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 20, "return_text_in_logprobs": True}
+LARGE_AND_VALID = [
+    at(path, body | {"stream": is_stream}, may_be_200=True)
+    for is_stream in (False, True)
+    for path, body in (
+        ("/v1/completions", {"prompt": SCORED_IDS, "echo": True, "logprobs": 20, "max_tokens": 2, "n": 4}),
+        ("/v1/completions", {"prompt": [SCORED_IDS] * 4, "echo": True, "logprobs": 20, "max_tokens": 0}),
+        ("/v1/completions", {"prompt": "a", "logprobs": 20, "max_tokens": 200, "ignore_eos": True, "n": 4}),
+        ("/generate", {"input_ids": SCORED_IDS, "sampling_params": {"max_new_tokens": 30}, **_NATIVE}),
+        ("/generate", {"input_ids": [SCORED_IDS] * 4, "sampling_params": {"max_new_tokens": 2}, **_NATIVE}),
+    )
+]

@@ -53,6 +53,7 @@ CALLS = [
     ("POST", "/v1/completions"),
     ("GET", "/metrics"),
     ("HEAD", "/metrics"),
+    ("GET", "/flush_cache"),
     ("POST", "/flush_cache"),
     ("POST", "/abort_request"),
     ("GET", "/openapi.json"),

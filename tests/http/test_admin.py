@@ -7,16 +7,20 @@ import threading
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from radixserve.config import ServerConfig
 from radixserve.core import Request
 from radixserve.engine import client
 from radixserve.engine.progress import Progress
 from radixserve.errors import QueueFullError
 from radixserve.metrics import EngineStats
 from radixserve.server import control
+from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.http.conftest import Served
+from tests.support.live_server import live_app
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +92,8 @@ async def test_flush_timeout_is_checked(served: Served, timeout_s: str) -> None:
 
 async def test_a_draining_server_refuses_new_work_and_reports_it(served: Served) -> None:
     served.app.state.context.gate.close()
-    for reply in (await served.complete(prompt="a"), await served.http.get("/health"), await served.http.post("/flush_cache")):
+    answers = [await served.http.get(path) for path in ("/health", "/flush_cache")]
+    for reply in (await served.complete(prompt="a"), await served.http.post("/flush_cache"), *answers):
         assert reply.status_code == 503
         assert reply.json()["error"]["code"] == "shutting_down"
     assert (await served.http.get("/metrics")).status_code == 200
@@ -131,15 +136,44 @@ async def test_the_account_is_recounted_once_idle(served: Served) -> None:
 async def test_docs_name_every_metric_and_no_other(served: Served) -> None:
     await served.complete(prompt="abc", max_tokens=2)
     reply = await served.http.get("/metrics")
-    # an info is a gauge of value 1 in this format; _created is the library's own
+    # an info is a gauge of value 1 in this format
     served_types = {
         line.split()[2]: "info" if line.split()[2].endswith("_info") else line.split()[3]
         for line in reply.text.splitlines()
-        if line.startswith("# TYPE") and not line.split()[2].endswith("_created")
+        if line.startswith("# TYPE")
     }
     rows = [line.split("|") for line in (ROOT / "docs/metrics.md").read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
     documented = {name: row[2].strip() for row in rows for name in re.findall("`([^`]+)`", row[1])}
     assert served_types == documented
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+async def test_requests_are_logged_where_asked_for(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, is_asked: bool) -> None:
+    """One line per answer, also for a refusal, without prompts and keys, and without line breaks of a client's."""
+    caplog.set_level("INFO", "radixserve.server")
+    async with live_app(tokenizer, ServerConfig(log_requests=is_asked)) as live, httpx.AsyncClient(base_url=live.url) as http:
+        for _ in range(2):
+            body = {"prompt": "a secret", "max_tokens": 4, "n": 2}
+            await http.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
+        await http.post("/v1/completions", json={"prompt": ""}, headers={"x-request-id": "bad"})
+        await http.get("/no%0Apath?key=secret", headers={"x-request-id": "lost"})
+    lines = [re.sub(r"\d+\.\d{3} s", "T s", record.message) for record in caplog.records if record.message.startswith("request ")]
+    expected = [
+        "request mine POST /v1/completions 200 T s, prompt 8 tokens, 0 of them cached, output 8",
+        "request mine POST /v1/completions 200 T s, prompt 8 tokens, 7 of them cached, output 8",
+        "request bad POST /v1/completions 400 T s",
+        "request lost GET /no?path 404 T s",
+    ]
+    assert lines == (expected if is_asked else [])
+    assert "secret" not in caplog.text
+
+
+async def test_every_counter_of_the_engine_is_exported(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [spec.name for spec in dataclasses.fields(EngineStats) if spec.name.endswith(("_total", "_step_seconds"))]
+    stats = EngineStats(**{name: 1_000_003 + number for number, name in enumerate(names)})
+    monkeypatch.setattr(served.echo, "stats", lambda: stats)
+    values = set((await scrape(served)).values())
+    assert [name for name in names if getattr(stats, name) not in values] == []
 
 
 async def test_every_metric_has_samples_before_the_first_request(served: Served) -> None:

@@ -214,6 +214,9 @@ async def test_bad_values_are_named(served: Served, fields: dict[str, Any], para
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
+        ({"prompt_cache_options": {"ttl": "30m"}}, "prompt_cache_options"),
+        ({"cache_control": {"ttl_s": 60}}, "cache_control"),
     ],
 )
 async def test_what_is_not_served_is_refused_by_name(served: Served, fields: dict[str, Any], param: str) -> None:
@@ -222,9 +225,32 @@ async def test_what_is_not_served_is_refused_by_name(served: Served, fields: dic
     assert (reply.json()["error"]["code"], reply.json()["error"]["param"]) == ("unsupported_parameter", param)
 
 
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize("name", ["cache_control", "prompt_cache_breakpoint"])
+@pytest.mark.parametrize("is_in_part", [True, False])
+async def test_wishes_for_the_cache_inside_messages_are_refused_by_name(served: Served, route: str, name: str, is_in_part: bool) -> None:
+    part: dict[str, Any] = {"type": "text", "text": "hi", **({name: {"type": "ephemeral"}} if is_in_part else {})}
+    message = {"role": "user", "content": [part], **({} if is_in_part else {name: {"type": "ephemeral"}})}
+    reply = await served.http.post(route, json={"messages": [USER, message]})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    param = f"messages[1].content[0].{name}" if is_in_part else f"messages[1].{name}"
+    assert (error["code"], error["param"]) == ("unsupported_parameter", param)
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/tokenize"])
+async def test_unknown_names_inside_parts_are_named_once(served: Served, route: str) -> None:
+    part = {"type": "text", "text": "hi", "detail": "high", "mood": 1, "cache_control": None, "user": "x"}
+    reply = await served.http.post(route, json={"messages": [{"role": "user", "content": [part, part]}] * 2})
+    assert reply.status_code == 200
+    names = ("detail", "mood", "user")
+    assert reply.headers["x-radixserve-ignored"] == ", ".join(f"messages[].content[].{name}" for name in names)
+
+
 async def test_neutral_values_are_accepted(served: Served) -> None:
     neutral = {"tools": None, "tool_choice": "auto", "response_format": {"type": "text"}, "parallel_tool_calls": True, "logprobs": False}
     neutral |= {"top_logprobs": None, "store": False, "user": "u", "modalities": ["text"], "logit_bias": None, "add_special_tokens": False}
+    neutral |= {"prompt_cache_options": {"mode": "implicit"}}
     reply = await served.http.post("/v1/chat/completions", json={"messages": [USER], "max_tokens": 1, **neutral})
     assert reply.status_code == 200, reply.text
     assert "x-radixserve-ignored" not in reply.headers

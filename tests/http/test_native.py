@@ -69,7 +69,7 @@ async def test_a_batch_is_answered_by_a_list(served: Served, prompts: dict[str, 
     assert len({body["meta_info"]["id"] for body in alone}) == 2
 
 
-@pytest.mark.parametrize("step_s", [0.002], indirect=True)
+@pytest.mark.usefixtures("one_step_at_a_time")
 async def test_a_stream_is_cumulative(served: Served) -> None:
     events = await stream(served, text="abc", sampling_params={"max_new_tokens": 4}, return_logprob=True)
     assert [event["text"] for event in events] == ["a", "ab", "abc", "abca"]
@@ -165,6 +165,9 @@ async def test_bad_values_are_named(served: Served, body: dict[str, Any], param:
         ({"return_hidden_states": True}, "return_hidden_states"),
         ({"input_embeds": [[0.5]]}, "input_embeds"),
         ({"image_data": "x"}, "image_data"),
+        ({"max_new_tokens": 4}, "max_new_tokens"),
+        ({"sampling_params": {"max_tokens": 4}}, "sampling_params.max_tokens"),
+        ({"sampling_params": {"seed": 4}}, "sampling_params.seed"),
     ],
 )
 async def test_what_is_not_served_is_refused_by_name(served: Served, body: dict[str, Any], param: str) -> None:
@@ -261,7 +264,8 @@ async def test_a_probe_shares_nothing_with_clients(served: Served) -> None:
 
 async def test_reset_prefix_cache_is_the_flush(served: Served) -> None:
     assert (await served.http.post("/reset_prefix_cache")).status_code == 200
-    assert served.echo.num_flushes == 1
+    assert (await served.http.get("/flush_cache")).status_code == 200
+    assert served.echo.num_flushes == 2
 
 
 async def test_the_description_of_all_routes_can_be_made(served: Served, recwarn: pytest.WarningsRecorder) -> None:

@@ -288,6 +288,11 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("prompt_logprobs", -1),
     ("prompt_logprobs", 1),
     ("max_completion_tokens", 5),
+    ("max_new_tokens", 5),
+    ("sampling_seed", 5),
+    ("return_logprob", True),
+    ("cache_control", {"ttl_s": 60}),
+    ("prompt_cache_options", {"mode": "explicit"}),
     ("guided_json", {"type": "object"}),
     ("tools", [{"type": "function"}]),
 ]

@@ -31,7 +31,7 @@ def texts_by_index(events: list[dict[str, Any]]) -> dict[int, str]:
     return texts
 
 
-@pytest.mark.parametrize("step_s", [0.002], indirect=True)
+@pytest.mark.usefixtures("one_step_at_a_time")
 async def test_chunks_have_the_openai_shape(served: Served) -> None:
     events = await stream(served, prompt="abc", max_tokens=4)
     assert len({event["id"] for event in events}) == 1
@@ -72,7 +72,7 @@ async def test_held_back_text_comes_when_the_stop_string_does_not(served: Served
     assert texts_by_index(events) == {0: "say User now"}
 
 
-@pytest.mark.parametrize("step_s", [0.001], indirect=True)
+@pytest.mark.usefixtures("one_step_at_a_time")
 async def test_no_event_holds_half_a_character(served: Served) -> None:
     events = await stream(served, prompt="😀", max_tokens=8)
     assert [event["choices"][0]["text"] for event in events] == ["😀", "😀"]
@@ -97,14 +97,14 @@ async def test_usage_chunk_is_last_has_no_choices_and_equals_the_one_without_str
     await served.complete(**body)
     events = await stream(served, stream_options={"include_usage": True}, **body)
     assert events[-1]["choices"] == []
-    assert all("usage" not in event for event in events[:-1])
+    assert all(event["usage"] is None for event in events[:-1])
     whole = (await served.complete(**body)).json()["usage"]
     assert events[-1]["usage"] == whole
     assert whole["prompt_tokens_details"]["cached_tokens"] == 3
     assert whole["total_tokens"] == whole["prompt_tokens"] + whole["completion_tokens"] == 5 + 8 * n
 
 
-@pytest.mark.parametrize("step_s", [0.002], indirect=True)
+@pytest.mark.usefixtures("one_step_at_a_time")
 async def test_continuous_usage_knows_the_cached_tokens_from_the_first_chunk(served: Served) -> None:
     await served.complete(prompt="warm", max_tokens=1)
     events = await stream(served, prompt="warm", max_tokens=3, stream_options={"continuous_usage_stats": True})

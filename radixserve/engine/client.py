@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Self
 
 import zmq
@@ -54,7 +54,7 @@ class AsyncEngine:
         self._supervisor: asyncio.Task[None] | None = None
         self._watcher: asyncio.Task[None] | None = None
         self._progress = Progress()
-        self._room = QueueRoom(config.scheduler.max_queued_requests)
+        self.room = QueueRoom(config.scheduler.max_queued_requests)
         self.num_restarts = 0
 
     @classmethod
@@ -104,34 +104,6 @@ class AsyncEngine:
         """Whether the engine moved anything after `then`, of time.monotonic(). Learnt up to WATCH_INTERVAL_S late."""
         return self._progress.has_moved_since(then)
 
-    @property
-    def max_requests(self) -> int | None:
-        """How many requests may wait and run together; None: no limit."""
-        return self._room.max_requests(self.info.max_running_requests)
-
-    @property
-    def num_queue_refusals(self) -> int:
-        """Calls that found no room."""
-        return self._room.num_refusals
-
-    def require_room(self, num_requests: int) -> None:
-        """Raises QueueFullError when the queue cannot take so many more requests now."""
-        self._room.require(num_requests, self.info.max_running_requests)
-
-    def submit_all(self, requests: Sequence[Request]) -> list[RequestStream]:
-        """Hand over all requests of a call, or none. Raises EngineDeadError, QueueFullError."""
-        self._require_alive()
-        self.require_room(len(requests))
-        streams: list[RequestStream] = []
-        try:
-            for request in requests:
-                streams.append(self.submit(request))
-        except BaseException:
-            for stream in streams:
-                stream.close()
-            raise
-        return streams
-
     def submit(self, request: Request) -> RequestStream:
         """Hand a request over. Its stream always ends in one final output, also when the engine dies.
 
@@ -144,7 +116,7 @@ class AsyncEngine:
             self._progress.note_move(time.monotonic())
         stream = RequestStream(request, self._abandon, self._abandon_finished)
         self._streams[request.request_id] = stream
-        self._room.enter(request.request_id)
+        self.room.enter(request.request_id)
         self._send(wire.Add(request))
         return stream
 
@@ -243,6 +215,7 @@ class AsyncEngine:
             await self._close_link(0.0)
             raise
         self._info = message.info
+        self.room.num_slots = message.info.max_running_requests
         self._progress.note_move(time.monotonic())
         self._is_alive = True
 
@@ -301,7 +274,7 @@ class AsyncEngine:
         for count, output in enumerate(outputs, 1):
             stream = self._streams.get(output.request_id)
             if output.is_final:
-                self._room.leave(output.request_id)
+                self.room.leave(output.request_id)
                 self._streams.pop(output.request_id, None)
             if stream is not None:
                 stream.push(output)
@@ -331,7 +304,7 @@ class AsyncEngine:
     def _mark_dead(self, error: EngineDeadError) -> None:
         self._is_alive = False
         self._stats_of_the_dead = self._last_stats = self._last_stats.without_gauges()
-        self._room.clear()
+        self.room.clear()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.cut(error)

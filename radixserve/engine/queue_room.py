@@ -11,15 +11,17 @@ class QueueRoom:
     def __init__(self, max_queued_requests: int | None) -> None:
         self._max_queued_requests = max_queued_requests
         self._unfinished: set[str] = set()
+        self.num_slots = 0  # of the engine, known once it is ready
         self.num_refusals = 0  # calls
 
-    def max_requests(self, num_slots: int) -> int | None:
+    @property
+    def max_requests(self) -> int | None:
         """What waits and runs together, at most; None: no limit."""
-        return None if self._max_queued_requests is None else self._max_queued_requests + num_slots
+        return None if self._max_queued_requests is None else self._max_queued_requests + self.num_slots
 
-    def require(self, num_requests: int, num_slots: int) -> None:
+    def require(self, num_requests: int) -> None:
         """Raises QueueFullError when so many more do not fit now."""
-        limit = self.max_requests(num_slots)
+        limit = self.max_requests
         if limit is not None and len(self._unfinished) + num_requests > limit:
             self.num_refusals += 1
             raise QueueFullError(

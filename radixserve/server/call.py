@@ -62,7 +62,7 @@ def limits_of(context: ServerContext) -> Limits:
         check_length=context.check_length,
         max_n=config.max_n,
         max_choices=config.max_choices,
-        max_requests=context.engine.max_requests,
+        max_requests=context.engine.room.max_requests,
         max_stop_strings=config.max_stop_strings,
         max_stop_chars=config.max_stop_chars,
     )
@@ -71,7 +71,7 @@ def limits_of(context: ServerContext) -> Limits:
 async def start_generation(context: ServerContext, call: Call, call_id: str, started_at: float) -> Generation:
     """Encode, check and submit. Raises InvalidRequestError, ContextLengthError, QueueFullError, EngineDeadError; nothing runs then."""
     context.check_model(call.model)
-    context.engine.require_room(call.num_choices)  # before the work of encoding; submitting asks again
+    context.engine.room.require(call.num_choices)  # before the work of encoding; submitting asks again
     requests = await _make_requests(context, call, call_id)
     skips = [prompt.skip_special_tokens for prompt in call.prompts for _ in range(call.n)]
     return Generation(context.engine, context.tokenizer, requests, call.n, context.latency, started_at, skips)

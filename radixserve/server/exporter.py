@@ -41,7 +41,7 @@ class EngineCollector(Collector):
         restarts.add_metric([self._model_name], self._engine.num_restarts)
         yield restarts
         refusals = CounterMetricFamily("radixserve_queue_refusals", "Calls refused because the queue was full.", labels=["model_name"])
-        refusals.add_metric([self._model_name], self._engine.num_queue_refusals)
+        refusals.add_metric([self._model_name], self._engine.room.num_refusals)
         yield refusals
         info = self._engine.info
         sizes = {"page_size": str(info.page_size), "num_pages": str(info.max_total_tokens // info.page_size)}

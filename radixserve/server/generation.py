@@ -103,7 +103,7 @@ class Generation:
         self._prompt_ids = [request.prompt_ids for request in requests]
         texts = [OutputText(tokenizer, request, skips) for request, skips in zip(requests, skip_special_tokens)]
         self._choices = [_Choice(text, len(prompt_ids)) for text, prompt_ids in zip(texts, self._prompt_ids)]
-        self._group = StreamGroup(engine.submit_all(requests))
+        self._group = _submit_all(engine, requests)
 
     @property
     def is_ended(self) -> bool:
@@ -188,6 +188,20 @@ class Generation:
         else:
             self._latency.observe_tokens(now - choice.last_news_at, len(output.token_ids))
         choice.last_news_at = now
+
+
+def _submit_all(engine: AsyncEngine, requests: Sequence[Request]) -> StreamGroup:
+    """All of them or none."""
+    engine.room.require(len(requests))
+    streams = []
+    try:
+        for request in requests:
+            streams.append(engine.submit(request))
+    except BaseException:
+        for stream in streams:
+            stream.close()
+        raise
+    return StreamGroup(streams)
 
 
 def _raise_for_failure(output: RequestOutput) -> None:

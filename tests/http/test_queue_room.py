@@ -73,11 +73,11 @@ async def test_an_aborted_call_makes_room_when_the_engine_has_ended_it(served: S
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     with pytest.raises(QueueFullError):
-        served.engine.require_room(8)
+        served.engine.room.require(8)
 
     def has_room() -> bool:
         try:
-            served.engine.require_room(NUM_SLOTS + LIMIT)
+            served.engine.room.require(NUM_SLOTS + LIMIT)
         except QueueFullError:
             return False
         return True
@@ -98,12 +98,12 @@ async def test_many_calls_at_once_never_meet_a_refusal_of_the_engine(served: Ser
 async def test_a_dead_engine_leaves_no_one_in_the_queue(served: Served) -> None:
     assert (await served.complete(prompt=["x<crash>", *["abc"] * 60], max_tokens=900)).status_code == 503
     await until(lambda: served.engine.is_alive)
-    served.engine.require_room(NUM_SLOTS + LIMIT)
+    served.engine.room.require(NUM_SLOTS + LIMIT)
 
 
 def test_without_a_limit_there_is_always_room() -> None:
     room = QueueRoom(None)
     for number in range(1000):
         room.enter(str(number))
-    room.require(10_000, 1)
-    assert (room.max_requests(1), room.num_refusals) == (None, 0)
+    room.require(10_000)
+    assert (room.max_requests, room.num_refusals) == (None, 0)

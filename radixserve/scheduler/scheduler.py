@@ -79,7 +79,7 @@ class Scheduler:
         total_pages = -(-num_positions // self.cache.page_size)
         self._blocked = None
         self.totals.requests_total += 1
-        self._waiting.add(RequestState(request, now, total_pages))
+        self._waiting.add(RequestState(request, now, total_pages, self.totals.requests_total))
 
     def _check_length(self, num_prompt: int, max_tokens: int) -> None:
         limit = min(self.context_length, self.cache.num_pages * self.cache.page_size)
@@ -93,7 +93,8 @@ class Scheduler:
 
     def finish(self, request_id: str, num_output_tokens: int) -> None:
         """A stop string was completed by output token number num_output_tokens: end the request there, with reason stop."""
-        if request_id in self._running:
+        state = self._running.get(request_id) or self._waiting.get(request_id)  # it may have been retracted meanwhile
+        if state is not None and state.num_output:
             self._to_finish[request_id] = num_output_tokens
 
     @property
@@ -206,10 +207,11 @@ class Scheduler:
         state.num_computed = match.num_tokens
         state.page_writes = [PageWrite(0, state.path.pages[:])] if state.path.pages else []
         self._reserved_pages += state.reserved_pages
-        state.num_cached = match.num_tokens
-        state.queue_time_s = now - state.arrival_s
-        self.totals.prompt_tokens_total += state.num_prompt
-        self.totals.cached_tokens_total += state.num_cached
+        if state.num_output_at_retraction < 0:  # what is said of a request is said of its first admission
+            state.num_cached = match.num_tokens
+            state.queue_time_s = now - state.arrival_s
+            self.totals.prompt_tokens_total += state.num_prompt
+            self.totals.cached_tokens_total += state.num_cached
         return True
 
     # ---- rows and pages
@@ -259,14 +261,25 @@ class Scheduler:
         self._free_slots.append(state.slot)
         self._freed_slots.append(state.slot)
 
+    def _retract(self, state: RequestState, now: float) -> None:
+        """Put a running request back to wait, where its arrival belongs. What it computed goes into the tree; it goes on from there."""
+        assert all(state is not planned for planned, _ in self._in_flight)
+        self._release(state, now)
+        state.retract()
+        self._waiting.put_back(state)
+        self._blocked = None
+        self.totals.retracted_total += 1
+
     # ---- ends from outside
 
     def _apply_marks(self, now: float) -> None:
         for request_id, num_output_tokens in self._to_finish.items():
-            state = self._running.get(request_id)
+            state = self._running.get(request_id) or self._waiting.remove(request_id)
             if state is not None:
                 del state.token_ids[state.num_prompt + num_output_tokens :]
-                self._release(state, now)
+                if state.path is not None:
+                    self._release(state, now)
+                self._blocked = None
                 self.totals.finished_total += 1
                 self._outbox.append(state.output((), FinishReason.STOP))
         for request_id in self._to_abort:
@@ -285,8 +298,9 @@ class Scheduler:
         config = self._config
         if config.queue_timeout_s is None and config.request_timeout_s is None:
             return
+        queue = [state for state in self._waiting if state.num_output_at_retraction < 0]  # who was retracted is past it
         for states, limit, doing in (
-            (self._waiting, config.queue_timeout_s, "waited"),
+            (queue, config.queue_timeout_s, "waited"),
             (self._waiting, config.request_timeout_s, "waited"),
             (self._running.values(), config.request_timeout_s, "took"),
         ):

@@ -21,6 +21,7 @@ class RequestState:
         "arrival_s",
         "first_row_sent",
         "has_sampled",
+        "is_guaranteed",
         "leader",
         "leader_end",
         "match_version",
@@ -44,14 +45,15 @@ class RequestState:
         self.arrival = arrival  # the how many-th request it is; kept when it is retracted
         self.arrival_s = arrival_s
         self.token_ids: IntArray = request.prompt_ids[:]
-        self.total_pages = total_pages  # of prompt and max_tokens: what admission reserves
+        self.total_pages = total_pages  # of prompt and max_tokens
         self.matched = 0  # tokens re-used if it were admitted at match_version
         self.match_version = -1
         self.leader: RequestState | None = None  # a running request that computes this one's prefix right now
         self.leader_end = 0  # up to here
         self.queue_time_s = 0.0
         self.num_cached = 0
-        self.num_retractions = 0
+        self.num_retractions = 0  # under memory pressure
+        self.is_guaranteed = False  # all of total_pages is promised to it: it may not be retracted any more
         self.num_output_at_retraction = -1  # at the last one; -1: never
         sampling = request.sampling
         # the first prompt position whose log-probability is wanted and was not sent yet; at least the prompt's length where none is
@@ -97,9 +99,13 @@ class RequestState:
         return self.has_sampled and self.num_uncomputed == 1
 
     @property
-    def reserved_pages(self) -> int:
-        """Pages that admission promised it and that it does not hold yet."""
-        return self.total_pages - len(self.path.pages) if self.path is not None else 0
+    def num_pages(self) -> int:
+        """Pages that it holds."""
+        return len(self.path.pages) if self.path is not None else 0
+
+    @property
+    def was_retracted(self) -> bool:
+        return self.num_output_at_retraction >= 0
 
     def next_row(self, count: int) -> ScheduledRow:
         """The next `count` positions, for whose pages there is room; the runner is told what it does not know yet."""
@@ -127,7 +133,7 @@ class RequestState:
         return row
 
     def retract(self) -> None:
-        """Back to waiting, without pages and slot: when it is admitted again, all that it has but for what the tree has is computed anew."""
+        """Back to waiting, without pages and slot: once admitted again, it computes anew what the tree does not have."""
         self.path, self.slot, self.num_computed, self.page_writes = None, -1, 0, []
         self.first_row_sent = self.has_sampled = False
         self.match_version = -1

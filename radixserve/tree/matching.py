@@ -32,6 +32,7 @@ def longest_match(root: TreeNode, segments: Iterable[Segment], page_size: int, v
     """`segments` are cut to whole pages."""
     page_bytes = page_size * TOKEN_BYTES
     node, node_bytes, pages, num_unlocked = root, 0, array("i"), 0
+    is_inside = False  # an edge: nothing goes on from there
     for namespace, tokens in segments:
         offset, stop = 0, len(tokens)
         while offset < stop:
@@ -44,8 +45,9 @@ def longest_match(root: TreeNode, segments: Iterable[Segment], page_size: int, v
             if child.lock_ref == 0:
                 num_unlocked += num_pages
             offset += node_bytes
-            if node_bytes < len(child.tokens):
+            is_inside = node_bytes < len(child.tokens)
+            if is_inside:
                 break
-        if offset < stop:
+        if is_inside or offset < stop:
             break
     return Match(len(pages) * page_size, pages, num_unlocked, node, node_bytes // TOKEN_BYTES, version)

@@ -147,8 +147,8 @@ class RadixTree:
                 child = node.children.get((segment.namespace, segment.tokens[offset : offset + self._page_bytes]))
                 if child is None:
                     mine = pages[num_done : num_done + (stop - offset) // self._page_bytes]
-                    node = self._grow(node, segment._replace(tokens=segment.tokens[offset:]), mine, now, is_callers=node is at)
-                    node.priority = max(node.priority, priority)
+                    new = segment._replace(tokens=segment.tokens[offset:])
+                    node = self._grow(node, new, mine, now, priority, is_callers=node is at)
                     num_done += len(mine)
                     break
                 num_bytes = common_length(child.tokens, segment.tokens, offset, stop, self._page_bytes)
@@ -169,7 +169,7 @@ class RadixTree:
         assert num_done <= len(pages), f"expected at least {num_done} pages, got {len(pages)}"
         return InsertResult(node, existing)
 
-    def _grow(self, node: TreeNode, new: Segment, pages: IntArray, now: float, is_callers: bool) -> TreeNode:
+    def _grow(self, node: TreeNode, new: Segment, pages: IntArray, now: float, priority: int, is_callers: bool) -> TreeNode:
         """Put new tokens below `node`: as a leaf, or at the end of its edge where only the caller holds it (the next chunk of a prompt,
         the next turn of a conversation: it inherits the hits)."""
         namespace, tokens = new
@@ -178,11 +178,13 @@ class RadixTree:
             self._events.emit("insert", node, tokens, now, is_below=True)
             node.tokens += tokens
             node.pages = node.pages + pages
+            node.priority = max(node.priority, priority)
             self.num_locked_pages += len(pages)
             self.version += 1
             self.growth += 1
             return node
         leaf = TreeNode(namespace, tokens, None, node, now)
+        leaf.priority = priority
         node.children[namespace, tokens[: self._page_bytes]] = leaf
         self._fill(leaf, pages, now)
         return leaf

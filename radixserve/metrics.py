@@ -31,6 +31,7 @@ class EngineStats:
     free_tokens: int = 0
     evictable_tokens: int = 0
     locked_tokens: int = 0
+    pinned_tokens: int = 0  # kept for a time by cache_control or /pin; evictable or locked all the same
     private_tokens: int = 0  # pages held by running requests alone
     prompt_tokens_total: int = 0  # of admitted requests, once each
     cached_tokens_total: int = 0  # of those, re-used

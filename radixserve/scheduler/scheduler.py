@@ -201,7 +201,7 @@ class Scheduler:
         self._blocked = None
         self._waiting.remove(state.request.request_id)
         self._running[state.request.request_id] = state
-        state.path = self.cache.lock(match, now)
+        state.path = self.cache.lock(match, now, state.request.priority)
         state.slot = self._free_slots.pop()
         state.num_computed = match.num_tokens
         state.page_writes = [PageWrite(0, state.path.pages[:])] if state.path.pages else []
@@ -230,6 +230,9 @@ class Scheduler:
         write = self.cache.commit(state.path, state.token_ids, state.num_computed, now)
         if write is not None:
             state.page_writes.append(write)
+        ttl_s = state.request.pin_ttl_s
+        if ttl_s is not None and not state.is_prefilling:
+            state.num_pinned = self.cache.pin(state.request.namespace, state.request.prompt_ids, ttl_s, now).num_tokens
 
     def _take_result(self, state: RequestState, row: ScheduledRow, token_id: int, logprobs: RowLogprobs | None, now: float) -> None:
         """The news of one row: a token, log-probabilities of prompt tokens, or the end of a request that wanted no token."""

@@ -25,6 +25,7 @@ class RequestState:
         "matched",
         "num_cached",
         "num_computed",
+        "num_pinned",
         "page_writes",
         "path",
         "queue_time_s",
@@ -45,6 +46,7 @@ class RequestState:
         self.leader_end = 0  # up to here
         self.queue_time_s = 0.0
         self.num_cached = 0
+        self.num_pinned: int | None = None  # tokens of the prompt, where a pin was asked for and is done
         # from here on: while it runs
         self.path: PagePath | None = None
         self.slot = -1
@@ -136,6 +138,7 @@ class RequestState:
             queue_time_s=self.queue_time_s,
             logprobs=(logprobs.sampled,) if logprobs is not None and logprobs.sampled is not None else (),
             prompt_logprobs=logprobs.prompt if logprobs is not None else (),
+            num_pinned_tokens=self.num_pinned,
         )
 
     def needs_page(self, count: int, page_size: int) -> bool:

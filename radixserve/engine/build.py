@@ -31,7 +31,7 @@ def build_engine(config: EngineConfig) -> Engine:
     device, dtype = torch.device(config.device), getattr(torch, config.dtype)
     decoder = load_decoder(model_config, location.path, dtype=dtype, device=device, load_format=config.load_format, seed=config.random_seed)
     num_pages = _num_pages(config, model_config, dtype, device, decoder.size_bytes)
-    page_size, context_length = config.cache.page_size, config.context_length
+    context_length = config.context_length
     assert context_length is not None
     pool, page_table = _allocate(config, model_config, num_pages, dtype, device)
     attention = make_attention_backend(config.attention_backend, pool, model_config.num_heads)

@@ -165,8 +165,7 @@ class RadixTree:
         return InsertResult(node, joined(existing))
 
     def _grow(self, node: TreeNode, new: Segment, pages: IntArray, now: float, priority: int, is_callers: bool) -> TreeNode:
-        """Put new tokens below `node`: as a leaf, or at the end of its edge where only the caller holds it (the next chunk of a prompt,
-        the next turn of a conversation: it inherits the hits)."""
+        """Put new tokens below `node`: as a leaf, or, where only the caller holds it, at the end of its edge, whose hits they inherit."""
         namespace, tokens = new
         is_alone = is_callers and node.lock_ref == 1 and not node.children and not node.pinned_until
         if is_alone and node.pages is not None and node.namespace == namespace:
@@ -231,8 +230,7 @@ class RadixTree:
     # ---- evict
 
     def evict(self, num_pages: int, now: float, cause: str = "evict") -> IntArray:
-        """Forget up to num_pages pages, in the policy's order, pinned ones last, and return their ids. Fewer come back only if the rest
-        is locked.
+        """Forget up to num_pages pages, in the policy's order, pinned ones last, and return their ids; fewer only if the rest is locked.
 
         A leaf that holds more than what is still needed is trimmed from its end.
         """

@@ -2,7 +2,8 @@
 
 usage: python -m bench.tree [--nodes 1000,10000,100000,1000000] [--peer-script FILE --peer-wheel DIR]
 
-Building the key from a request's token array is inside the timed part. Wall time, as the peer script takes it: the least of several rounds, since what else runs can only add.
+Building the key from a request's token array is inside the timed part.
+Wall time, as the peer script takes it: the least of several rounds, since what else runs can only add.
 The peer script prints one JSON line {"op", "us", "tokens" | "nodes"} per measurement; it is run before each of our rounds.
 """
 

@@ -16,7 +16,8 @@ from radixserve.tree.radix_tree import RadixTree
 def check_tree(tree: RadixTree) -> None:
     """Recount the tree and compare with its counters. AssertionError at the first thing that is wrong."""
     page_bytes = tree.page_size * TOKEN_BYTES
-    num_evictable = num_locked = 0
+    num_evictable = num_locked = num_pinned = 0
+    pinned = set()
     evictable_leaves = set()
     ghosts = set()
     for node in tree.nodes():
@@ -28,7 +29,12 @@ def check_tree(tree: RadixTree) -> None:
         assert node.num_live_children == num_live, f"{node} counts {node.num_live_children} children with pages, has {num_live}"
         assert node.lock_ref >= sum(child.lock_ref for child in node.children.values()), f"{node} has fewer locks than its children"
         assert parent is tree.root or parent.lock_ref >= node.lock_ref
+        assert parent.pinned_until >= node.pinned_until or parent is tree.root, f"{node} is pinned for longer than what leads to it"
+        if node.pinned_until:
+            pinned.add(node.node_id)
+            num_pinned += node.num_pages
         if node.pages is None:
+            assert not node.pinned_until, f"{node} is a ghost and pinned"
             assert num_live == 0 and node.lock_ref == 0, f"{node} is a ghost with life below it or a lock on it"
             assert node in tree.ghosts, f"{node} is missing from the ghost list"
             ghosts.add(node.node_id)
@@ -45,7 +51,10 @@ def check_tree(tree: RadixTree) -> None:
     assert root.lock_ref >= sum(child.lock_ref for child in root.children.values())
     assert num_evictable == tree.num_evictable_pages, f"evictable: counted {num_evictable}, kept {tree.num_evictable_pages}"
     assert num_locked == tree.num_locked_pages, f"locked: counted {num_locked}, kept {tree.num_locked_pages}"
-    ordered = [node.node_id for node in tree.evictable_leaves]
+    assert num_pinned == tree.pins.num_pages, f"pinned: counted {num_pinned}, kept {tree.pins.num_pages}"
+    assert num_pinned <= tree.pins.max_pages, f"{num_pinned} pages are pinned, expected at most {tree.pins.max_pages}"
+    assert {node.node_id for node in tree.pins} == pinned, "the pins that will expire are not the pinned nodes"
+    ordered = [node.node_id for node in tree.order]
     assert len(ordered) == len(evictable_leaves) and set(ordered) == evictable_leaves, "the eviction order is not the evictable leaves"
     assert len(tree.ghosts) == len(ghosts) == sum(1 for _ in tree.ghosts), "the ghost list is not the ghosts"
     assert tree.ghosts.num_tokens == sum(len(node.tokens) // TOKEN_BYTES for node in tree.ghosts), "ghost tokens are miscounted"

@@ -7,6 +7,7 @@ from radixserve.core import IntArray, Namespace, PageWrite
 from radixserve.tree.account import check_pages
 from radixserve.tree.explain import MatchExplanation
 from radixserve.tree.page_pool import PagePool
+from radixserve.tree.pins import PinResult
 from radixserve.tree.prefix_cache import PagePath, PrefixMatch, timed
 
 
@@ -34,7 +35,7 @@ class DisabledCache:
     def match(self, namespace: Namespace, token_ids: IntArray, max_len: int) -> PrefixMatch:
         return PrefixMatch(namespace, 0, 0, None)
 
-    def lock(self, match: PrefixMatch, now: float) -> PagePath:
+    def lock(self, match: PrefixMatch, now: float, priority: int = 0) -> PagePath:
         return PagePath(match.namespace, array("i"), None)
 
     def make_room(self, num_pages: int, now: float) -> None:
@@ -54,6 +55,12 @@ class DisabledCache:
 
     def flush(self, now: float) -> None:
         pass
+
+    def pin(self, namespace: Namespace, token_ids: IntArray, ttl_s: float, now: float) -> PinResult:
+        return PinResult(0, now + ttl_s)
+
+    def num_pinned_pages(self, now: float) -> int:
+        return 0
 
     def explain(self, namespace: Namespace, token_ids: IntArray) -> MatchExplanation | None:
         return None

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from radixserve.tree.key import TOKEN_BYTES
 from radixserve.tree.node import TreeNode
 
-MAX_GHOSTS = 16384  # besides max_tokens: a ghost of one token costs as much memory as one of a hundred
+MIN_MAX_GHOSTS = 16384
+TOKENS_PER_GHOST = 256  # the number is bounded too: a ghost of one token costs as much memory as one of a hundred
 
 
 class GhostList:
     def __init__(self, max_tokens: int, page_bytes: int) -> None:
         self._max_tokens = max_tokens
+        self._max_ghosts = max(MIN_MAX_GHOSTS, max_tokens // TOKENS_PER_GHOST)
         self._page_bytes = page_bytes
         self._ghosts: dict[int, TreeNode] = {}  # by node id, oldest first
         self.num_tokens = 0
@@ -33,7 +35,7 @@ class GhostList:
         node.evicted_at, node.eviction_cause = now, cause
         self._ghosts[node.node_id] = node
         self.num_tokens += len(node.tokens) // TOKEN_BYTES
-        while self.num_tokens > self._max_tokens or len(self._ghosts) > MAX_GHOSTS:
+        while self.num_tokens > self._max_tokens or len(self._ghosts) > self._max_ghosts:
             self._forget(next(iter(self._ghosts.values())))
 
     def discard(self, node: TreeNode) -> None:
@@ -49,6 +51,25 @@ class GhostList:
         node.tokens = tokens + node.tokens
         if node in self:
             self.num_tokens += len(tokens) // TOKEN_BYTES
+
+    def take_tail(self, leaf: TreeNode, tail: bytes) -> TreeNode:
+        """Put the tokens that were just cut off the end of a leaf into a ghost below it: one ghost, however often it is trimmed, unless it
+        was found again in between.
+
+        The caller adds it as the newest.
+        """
+        only_child = next(iter(leaf.children.values())) if len(leaf.children) == 1 else None
+        if only_child is not None and (only_child.namespace, only_child.hits) == (leaf.namespace, leaf.hits):
+            self.prepend(only_child, tail)
+            ghost = only_child
+        else:
+            ghost = TreeNode(leaf.namespace, tail, None, leaf, leaf.last_access)
+            ghost.hits = leaf.hits
+            ghost.children = leaf.children
+            for child in ghost.children.values():
+                child.parent = ghost
+        leaf.children = {(ghost.namespace, ghost.tokens[: self._page_bytes]): ghost}
+        return ghost
 
     def clear(self) -> None:
         self._ghosts.clear()

@@ -39,6 +39,22 @@ class TreeKey(NamedTuple):
                 segments.append(Segment(namespace, tokens))
         return cls(tuple(segments))
 
+    def page_aligned(self, page_bytes: int, max_len: int | None) -> list[Segment]:
+        """The segments cut to whole pages and to max_len tokens; the first one that is cut is the last."""
+        room = None if max_len is None else max(0, max_len) * TOKEN_BYTES
+        aligned = []
+        for segment in self.segments:
+            size = len(segment.tokens) if room is None else min(len(segment.tokens), room)
+            size -= size % page_bytes
+            if size:
+                whole = size == len(segment.tokens)
+                aligned.append(segment if whole else Segment(segment.namespace, segment.tokens[:size]))
+            if size < len(segment.tokens):
+                break
+            if room is not None:
+                room -= size
+        return aligned
+
 
 def unpacked(tokens: bytes) -> IntArray:
     ids = array("i")

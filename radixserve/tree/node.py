@@ -1,8 +1,12 @@
 """TreeNode: one edge of the tree and the node below it."""
 
 from itertools import count
+from typing import TYPE_CHECKING
 
 from radixserve.core import IntArray, Namespace
+
+if TYPE_CHECKING:
+    from radixserve.tree.eviction import LeafQueue
 
 _next_id = count()
 
@@ -17,6 +21,7 @@ class TreeNode:
 
     __slots__ = (
         "children",
+        "created_at",
         "evicted_at",
         "eviction_cause",
         "hits",
@@ -25,9 +30,12 @@ class TreeNode:
         "namespace",
         "node_id",
         "num_live_children",
+        "order_queue",
         "order_ticket",
         "pages",
         "parent",
+        "pinned_until",
+        "priority",
         "tokens",
     )
 
@@ -41,8 +49,12 @@ class TreeNode:
         self.num_live_children = 0  # children with pages
         self.lock_ref = 0  # requests whose node is this one or lies below
         self.last_access = now
-        self.hits = 0  # times that it was found again: locked by a match, or met by an insert
-        self.order_ticket = 0  # see eviction.py; 0: not in the order
+        self.created_at = now  # or got pages again
+        self.hits = 0  # times that it was found again: locked by a match, or met by an insert, also as a ghost
+        self.priority = 0  # the highest of the requests that used it since it has pages
+        self.pinned_until = 0.0  # see pins.py; 0: not pinned
+        self.order_queue: LeafQueue | None = None  # see eviction.py; None: it is no evictable leaf
+        self.order_ticket = 0
         self.evicted_at = 0.0
         self.eviction_cause = ""
 

@@ -10,21 +10,24 @@ from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from radixserve.core import IntArray, Namespace, PageWrite
 from radixserve.tree.account import check_pages, check_tree
+from radixserve.tree.adaptive import ADAPTIVE, GHOST_FACTOR, make_order
 from radixserve.tree.events import TreeEvent
-from radixserve.tree.eviction import EVICTION_POLICIES
 from radixserve.tree.explain import MatchExplanation, explain
 from radixserve.tree.key import TreeKey
+from radixserve.tree.matching import Match
 from radixserve.tree.node import TreeNode
 from radixserve.tree.page_pool import PagePool
-from radixserve.tree.radix_tree import Match, RadixTree
+from radixserve.tree.pins import PinResult
+from radixserve.tree.radix_tree import RadixTree
 
 
 class PagePath:
     """The pages of one running request, in order of position. Owned by the scheduler, changed by the cache alone."""
 
-    __slots__ = ("namespace", "node", "num_shared", "pages")
+    __slots__ = ("namespace", "node", "num_shared", "pages", "priority")
 
-    def __init__(self, namespace: Namespace, pages: IntArray, node: TreeNode | None) -> None:
+    def __init__(self, namespace: Namespace, pages: IntArray, node: TreeNode | None, priority: int = 0) -> None:
+        self.priority = priority
         self.namespace = namespace
         self.pages = pages
         self.num_shared = len(pages)
@@ -75,12 +78,14 @@ class PageCache(Protocol):
     @property
     def num_locked_pages(self) -> int: ...
     def match(self, namespace: Namespace, token_ids: IntArray, max_len: int) -> PrefixMatch: ...
-    def lock(self, match: PrefixMatch, now: float) -> PagePath: ...
+    def lock(self, match: PrefixMatch, now: float, priority: int = 0) -> PagePath: ...
     def make_room(self, num_pages: int, now: float) -> None: ...
     def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None: ...
     def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None: ...
     def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> None: ...
     def flush(self, now: float) -> None: ...
+    def pin(self, namespace: Namespace, token_ids: IntArray, ttl_s: float, now: float) -> PinResult: ...
+    def num_pinned_pages(self, now: float) -> int: ...
     def explain(self, namespace: Namespace, token_ids: IntArray) -> MatchExplanation | None: ...
     def check_account(self, paths: Iterable[PagePath]) -> None: ...
 
@@ -108,14 +113,26 @@ class PrefixCache:
     is_shared = True
 
     def __init__(
-        self, num_pages: int, page_size: int = 1, policy: str = "lru", on_event: Callable[[TreeEvent], None] | None = None
+        self,
+        num_pages: int,
+        page_size: int = 1,
+        policy: str = "lru",
+        on_event: Callable[[TreeEvent], None] | None = None,
+        max_pinned_fraction: float = 0.0,
     ) -> None:
         self.page_size = page_size
         self.seconds = 0.0
         self.num_evicted_pages = 0
         self._pool = PagePool(num_pages)
+        num_tokens = num_pages * page_size
         # as many tokens again as the pool holds: enough to tell "evicted" from "never seen" over one turnover of the pool
-        self.tree = RadixTree(page_size, EVICTION_POLICIES[policy], max_ghost_tokens=num_pages * page_size, on_event=on_event)
+        self.tree = RadixTree(
+            page_size,
+            make_order(policy, num_tokens, page_size),
+            max_ghost_tokens=num_tokens * (GHOST_FACTOR if policy == ADAPTIVE else 1),
+            on_event=on_event,
+            max_pinned_pages=int(num_pages * max_pinned_fraction),
+        )
 
     @property
     def version(self) -> int:
@@ -150,11 +167,11 @@ class PrefixCache:
         return PrefixMatch(namespace, found.length, found.num_unlocked_pages, found)
 
     @timed
-    def lock(self, match: PrefixMatch, now: float) -> PagePath:
+    def lock(self, match: PrefixMatch, now: float, priority: int = 0) -> PagePath:
         """Take hold of a match, for a request that starts to run."""
         assert match.found is not None
-        node = self.tree.lock(match.found, now)
-        return PagePath(match.namespace, match.found.pages[:], node)
+        node = self.tree.lock(match.found, now, priority)
+        return PagePath(match.namespace, match.found.pages[:], node, priority)
 
     @timed
     def make_room(self, num_pages: int, now: float) -> None:
@@ -195,7 +212,7 @@ class PrefixCache:
         assert path.node is not None, "expected a path that is still locked"
         own = path.pages[first_page:num_whole]
         tokens = token_ids[first_page * self.page_size : num_whole * self.page_size]
-        inserted = self.tree.insert(TreeKey.of(path.namespace, tokens), own, now, at=path.node)
+        inserted = self.tree.insert(TreeKey.of(path.namespace, tokens), own, now, at=path.node, priority=path.priority)
         self.tree.move_lock(path.node, inserted.node)
         path.node, path.num_shared = inserted.node, num_whole
         replaced = inserted.existing_pages
@@ -212,12 +229,25 @@ class PrefixCache:
         assert path.node is not None, "expected a path that was not released before"
         self.tree.unlock(path.node, now)
         path.node = None
+        self.tree.order.observe(path.namespace, token_ids, num_computed)
         self._pool.free(path.private_pages)
 
     @timed
     def flush(self, now: float) -> None:
         """Forget all cached prefixes. Nothing may run."""
         self._pool.free(self.tree.clear(now))
+
+    @timed
+    def pin(self, namespace: Namespace, token_ids: IntArray, ttl_s: float, now: float) -> PinResult:
+        """Keep what is cached of these tokens, in whole pages from their start, for ttl_s seconds: evicted after all that is not pinned.
+
+        As far as the budget goes, max_pinned_fraction of the pool; num_tokens of the result says how far that was.
+        """
+        return self.tree.pin(TreeKey.of(namespace, token_ids), now + ttl_s, now)
+
+    def num_pinned_pages(self, now: float) -> int:
+        self.tree.expire_pins(now)
+        return self.tree.pins.num_pages
 
     def explain(self, namespace: Namespace, token_ids: IntArray) -> MatchExplanation | None:
         """Why a prompt hits or misses, without changing anything."""

@@ -98,6 +98,21 @@ class SchedulerConfig(_Checked):
     max_queued_requests: int | None = option(None, "refuse further requests (429) while so many wait (default: no limit)", low=1)
     queue_timeout_s: float | None = option(None, "give up on a request that waits longer (503)", low=0.0)
     request_timeout_s: float | None = option(None, "give up on a request that takes longer, waiting included (503)", low=0.0)
+    schedule_conservativeness: float = option(
+        1.0,
+        "expect running requests to use 0.7 times this of their max_tokens at first, and down to a seventh of that while nobody is "
+        "retracted: lower admits more at once, higher retracts less",
+        low=0.0,
+        high=100.0,
+    )
+    max_retractions: int = option(
+        4,
+        "a request that was retracted so often for lack of memory runs on only once all of its output fits; 0: nobody is retracted",
+        low=0,
+    )
+    target_step_ms: float | None = option(
+        None, "shorten prompt chunks so that a step lasts about so long (default: off; --chunked-prefill-size stays the limit)", low=0.1
+    )
     max_running_requests: int | None = option(None, "rows of the page table (default: 64 on a CPU, 256 on a GPU)", low=1, high=65536)
 
 

@@ -15,6 +15,7 @@ RadixServeError
 ├── UnavailableError              503 server_error / unavailable
 │   ├── EngineDeadError           503 server_error / engine_dead
 │   ├── EngineStalledError        503 server_error / engine_stalled
+│   ├── PoolExhaustedError        503 server_error / pool_exhausted
 │   ├── RequestTimeoutError       503 server_error / request_timeout
 │   └── ShuttingDownError         503 server_error / shutting_down
 ├── ConfigError                   a flag or a combination of flags
@@ -154,6 +155,12 @@ class RequestTimeoutError(UnavailableError):
     """The request waited or ran for longer than the server allows."""
 
     code = "request_timeout"
+
+
+class PoolExhaustedError(UnavailableError):
+    """No page can be had for a request that had begun, not even by retracting others."""
+
+    code = "pool_exhausted"
 
 
 class ShuttingDownError(UnavailableError):

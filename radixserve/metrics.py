@@ -32,6 +32,8 @@ class EngineStats:
     evictable_tokens: int = 0
     locked_tokens: int = 0
     private_tokens: int = 0  # pages held by running requests alone
+    new_token_ratio: float = 0.0  # share of max_tokens that running requests are expected to use
+    max_prompt_tokens_per_step: int = 0
     prompt_tokens_total: int = 0  # of admitted requests, once each
     cached_tokens_total: int = 0  # of those, re-used
     generation_tokens_total: int = 0
@@ -42,6 +44,7 @@ class EngineStats:
     aborted_total: int = 0
     timed_out_total: int = 0
     retracted_total: int = 0
+    pool_exhausted_total: int = 0  # requests that ended since no page could be had for them
     prefill_steps_total: int = 0
     decode_steps_total: int = 0
     step_seconds: StepSeconds = field(default_factory=StepSeconds)

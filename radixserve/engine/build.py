@@ -2,6 +2,8 @@
 
 import dataclasses
 import logging
+import os
+from collections.abc import Mapping
 
 import torch
 
@@ -37,7 +39,9 @@ def build_engine(config: EngineConfig) -> Engine:
     attention = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
     runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids)
     cache: PageCache = DisabledCache(num_pages, page_size) if config.cache.disable_radix_cache else PrefixCache(num_pages, page_size)
-    scheduler = Scheduler(config.scheduler, cache, context_length, frozenset(model_config.eos_token_ids))
+    scheduler = Scheduler(
+        config.scheduler, cache, context_length, frozenset(model_config.eos_token_ids), _forced_retraction_interval(os.environ)
+    )
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name)
     logger.debug(_banner(info))
     return Engine(config, info, scheduler, runner)
@@ -62,6 +66,17 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         context_length=_context_length(config, model),
         scheduler=_resolve_scheduler(config, device),
     )
+
+
+def _forced_retraction_interval(environment: Mapping[str, str]) -> int | None:
+    """RADIXSERVE_TEST_RETRACT=k: retract somebody every k steps, whatever memory is free. For tests."""
+    text = environment.get("RADIXSERVE_TEST_RETRACT", "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise ConfigError(f"RADIXSERVE_TEST_RETRACT: expected a positive number of steps, got {text!r}")
+    logger.warning("RADIXSERVE_TEST_RETRACT=%s: a running request is retracted every %s steps", text, text)
+    return int(text)
 
 
 def _context_length(config: EngineConfig, model: ModelConfig) -> int:

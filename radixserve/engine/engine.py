@@ -31,7 +31,7 @@ class Engine:
         self._runner = runner
         self._clock = clock
         self._seconds = StepSeconds()
-        self._log = StepLog(config.decode_log_interval)
+        self._log = StepLog(config.decode_log_interval, shows_chunk_size=config.scheduler.target_step_ms is not None)
         self._was_checked = True  # nothing happened since the last recount
 
     @classmethod
@@ -120,6 +120,8 @@ class Engine:
             self._scheduler.totals,
             num_running=self._scheduler.num_running,
             num_waiting=self._scheduler.num_waiting,
+            new_token_ratio=self._scheduler.new_token_ratio,
+            max_prompt_tokens_per_step=self._scheduler.max_prompt_tokens,
             pool_tokens=cache.num_pages * page_size,
             free_tokens=cache.num_free_pages * page_size,
             evictable_tokens=cache.num_evictable_pages * page_size,

@@ -11,8 +11,10 @@ logger = logging.getLogger("radixserve.engine")
 class StepLog:
     """One line per batch with prompt chunks, one every `decode_interval` batches without. Throughput is per second spent in steps."""
 
-    def __init__(self, decode_interval: int) -> None:
+    def __init__(self, decode_interval: int, shows_chunk_size: bool = False) -> None:
+        """shows_chunk_size: end prompt lines with the chunk size that the next step may take."""
         self._decode_interval = decode_interval
+        self._shows_chunk_size = shows_chunk_size
         self._num_decode_steps = 0
         self._decode_s = 0.0  # since the last decode line
         self._num_decoded = 0
@@ -34,7 +36,7 @@ class StepLog:
         num_new_tokens = sum(row.count for row in chunks)
         logger.info(
             "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f, #running-req: %d, #queue-req: %d, "
-            "input throughput (token/s): %.2f",
+            "input throughput (token/s): %.2f%s",
             sum(row.request is not None for row in chunks),
             num_new_tokens,
             stats.cached_tokens_total - self._num_cached,
@@ -42,6 +44,7 @@ class StepLog:
             stats.num_running,
             stats.num_waiting,
             num_new_tokens / max(step_s, 1e-9),
+            f", next chunk: {stats.max_prompt_tokens_per_step}" if self._shows_chunk_size else "",
         )
         self._num_cached = stats.cached_tokens_total
 

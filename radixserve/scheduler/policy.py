@@ -26,6 +26,14 @@ class WaitingQueue:
     def add(self, state: RequestState) -> None:
         self._states[state.request.request_id] = state
 
+    def put_back(self, state: RequestState) -> None:
+        """Take in a retracted request, at the place that its arrival gives it."""
+        self.add(state)
+        self._states = {one.request.request_id: one for one in sorted(self, key=lambda one: one.arrival)}
+
+    def get(self, request_id: str) -> RequestState | None:
+        return self._states.get(request_id)
+
     def remove(self, request_id: str) -> RequestState | None:
         return self._states.pop(request_id, None)
 

@@ -17,14 +17,20 @@ class RequestState:
     """
 
     __slots__ = (
+        "arrival",
         "arrival_s",
         "first_row_sent",
+        "has_sampled",
+        "is_guaranteed",
         "leader",
         "leader_end",
         "match_version",
         "matched",
+        "next_scored",
         "num_cached",
         "num_computed",
+        "num_output_at_retraction",
+        "num_retractions",
         "page_writes",
         "path",
         "queue_time_s",
@@ -34,23 +40,31 @@ class RequestState:
         "total_pages",
     )
 
-    def __init__(self, request: Request, arrival_s: float, total_pages: int) -> None:
+    def __init__(self, request: Request, arrival_s: float, total_pages: int, arrival: int = 0) -> None:
         self.request = request
+        self.arrival = arrival  # the how many-th request it is; kept when it is retracted
         self.arrival_s = arrival_s
         self.token_ids: IntArray = request.prompt_ids[:]
-        self.total_pages = total_pages  # of prompt and max_tokens: what admission reserves
+        self.total_pages = total_pages  # of prompt and max_tokens
         self.matched = 0  # tokens re-used if it were admitted at match_version
         self.match_version = -1
         self.leader: RequestState | None = None  # a running request that computes this one's prefix right now
         self.leader_end = 0  # up to here
         self.queue_time_s = 0.0
         self.num_cached = 0
+        self.num_retractions = 0  # under memory pressure
+        self.is_guaranteed = False  # all of total_pages is promised to it: it may not be retracted any more
+        self.num_output_at_retraction = -1  # at the last one; -1: never
+        sampling = request.sampling
+        # the first prompt position whose log-probability is wanted and was not sent yet; at least the prompt's length where none is
+        self.next_scored = self.num_prompt if sampling.prompt_logprobs is None else max(1, sampling.prompt_logprobs_start)
         # from here on: while it runs
         self.path: PagePath | None = None
         self.slot = -1
         self.num_computed = 0
         self.page_writes: list[PageWrite] = []  # that the runner has not seen yet
         self.first_row_sent = False
+        self.has_sampled = False  # in this slot: the runner knows the last token
 
     @property
     def num_prompt(self) -> int:
@@ -65,15 +79,9 @@ class RequestState:
         return len(self.token_ids) - self.num_computed
 
     @property
-    def first_scored(self) -> int:
-        """First prompt position whose log-probability is wanted; the prompt's length where none is."""
-        sampling = self.request.sampling
-        return self.num_prompt if sampling.prompt_logprobs is None else max(1, sampling.prompt_logprobs_start)
-
-    @property
     def max_cached(self) -> int:
-        """Tokens that may be re-used: the logits that score position first_scored are those of the position before it."""
-        return min(self.first_scored, self.num_prompt) - 1 if self.request.sampling.prompt_logprobs is not None else len(self.token_ids) - 1
+        """Tokens that may be re-used: the logits that score position next_scored are those of the position before it."""
+        return (self.next_scored if self.next_scored < self.num_prompt else len(self.token_ids)) - 1
 
     @property
     def is_prefilling(self) -> bool:
@@ -88,18 +96,22 @@ class RequestState:
     @property
     def is_decoding(self) -> bool:
         """Its next row is the single token that the runner sampled last."""
-        return self.num_output > 0 and self.num_uncomputed == 1 and self.first_row_sent
+        return self.has_sampled and self.num_uncomputed == 1
 
     @property
-    def reserved_pages(self) -> int:
-        """Pages that admission promised it and that it does not hold yet."""
-        return self.total_pages - len(self.path.pages) if self.path is not None else 0
+    def num_pages(self) -> int:
+        """Pages that it holds."""
+        return len(self.path.pages) if self.path is not None else 0
+
+    @property
+    def was_retracted(self) -> bool:
+        return self.num_output_at_retraction >= 0
 
     def next_row(self, count: int) -> ScheduledRow:
         """The next `count` positions, for whose pages there is room; the runner is told what it does not know yet."""
         start, end = self.num_computed, self.num_computed + count
         # logits at position p score the token at p + 1
-        target_start = max(start, self.first_scored - 1)
+        target_start = max(start, self.next_scored - 1)
         target_end = max(target_start, min(end, self.num_prompt - 1))
         row = ScheduledRow(
             slot=self.slot,
@@ -116,7 +128,16 @@ class RequestState:
         )
         self.page_writes = []
         self.first_row_sent = True
+        self.has_sampled |= row.is_sampled
+        self.next_scored += len(row.target_ids)
         return row
+
+    def retract(self) -> None:
+        """Back to waiting, without pages and slot: once admitted again, it computes anew what the tree does not have."""
+        self.path, self.slot, self.num_computed, self.page_writes = None, -1, 0, []
+        self.first_row_sent = self.has_sampled = False
+        self.match_version = -1
+        self.num_output_at_retraction = self.num_output
 
     def output(
         self,

@@ -63,6 +63,8 @@ def _gauges(stats: EngineStats) -> tuple[tuple[str, str, float], ...]:
         ("vllm:num_requests_waiting", "Requests waiting for admission.", stats.num_waiting),
         ("vllm:kv_cache_usage_perc", "Share of the pool in use by running requests, 0 to 1.", stats.token_usage),
         ("radixserve_locked_tokens", "Tokens of the tree that running requests hold.", stats.locked_tokens),
+        ("sglang:new_token_ratio", "Share of max_tokens that running requests are expected to use.", stats.new_token_ratio),
+        ("radixserve_max_prompt_tokens_per_step", "Prompt tokens that a step takes at most.", stats.max_prompt_tokens_per_step),
         ("radixserve_private_tokens", "Pool tokens that running requests hold outside the tree.", stats.private_tokens),
     )
 
@@ -76,6 +78,7 @@ def _counters(stats: EngineStats) -> tuple[tuple[str, str, float], ...]:
         ("sglang:num_requests", "Requests accepted.", stats.requests_total),
         ("sglang:num_aborted_requests", "Requests aborted.", stats.aborted_total),
         ("radixserve_timed_out_requests", "Requests that waited or took too long.", stats.timed_out_total),
+        ("radixserve_pool_exhausted_requests", "Requests ended since no page could be had.", stats.pool_exhausted_total),
         ("sglang:num_retracted_requests", "Times that a running request was put back to wait.", stats.retracted_total),
         ("sglang:evicted_tokens", "Tokens evicted from the tree.", stats.evicted_tokens_total),
         ("vllm:prefix_cache_queries", "Prompt tokens that were looked up, once per request.", stats.prompt_tokens_total),

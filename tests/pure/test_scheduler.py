@@ -340,4 +340,4 @@ def test_no_row_that_is_ready_to_decode_is_left_out() -> None:
 
 
 def _finished_slots(bench: Bench) -> set[int]:
-    return set(bench.scheduler._freed_slots)
+    return set(bench.scheduler._running._freed_slots)

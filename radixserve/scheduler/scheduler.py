@@ -34,7 +34,6 @@ from radixserve.scheduler.ends import End, OutsideEnds, end_short
 from radixserve.scheduler.policy import WaitingQueue
 from radixserve.scheduler.pressure import NewTokenRatio, forced_victim, loses_least
 from radixserve.scheduler.running import RunningRequests
-from radixserve.scheduler.sharing import is_worth_waiting
 from radixserve.scheduler.state import RequestState
 from radixserve.tree.prefix_cache import PageCache
 
@@ -60,7 +59,7 @@ class Scheduler:
         self.context_length = context_length
         self.max_step_tokens = config.chunked_prefill_size
         self._eos_token_ids = eos_token_ids
-        self._waiting = WaitingQueue(config.schedule_policy, cache)
+        self._waiting = WaitingQueue(config, cache)
         self._running = RunningRequests(cache, config.max_running_requests)
         self._new_token_ratio = NewTokenRatio(config.schedule_conservativeness)
         self._forced_retraction_interval = forced_retraction_interval
@@ -191,10 +190,10 @@ class Scheduler:
         """Admit waiting requests one by one, in the policy's order, while the caller asks for more; the first that does not fit ends it."""
         if not self._waiting or not self._running.num_free_slots or not self._room.recount():
             return
-        for state in self._waiting.ordered():
-            if is_worth_waiting(state, self._running.values(), self.cache):
-                continue
-            if not self._running.num_free_slots or not self._try_admit(state, now):
+        self._waiting.start_pass(self._running.values())
+        while self._running.num_free_slots:
+            state = self._waiting.head()
+            if state is None or not self._try_admit(state, now):
                 return
             yield state
 
@@ -203,10 +202,10 @@ class Scheduler:
         match = self.cache.match(state.request.namespace, state.token_ids, state.max_cached)
         if not self._room.take(state, match):
             return False
-        self._waiting.remove(state.request.request_id)
         if not self._running:
             self._new_token_ratio.reset()
         self._running.start(state, match, now)
+        self._waiting.admitted(state)
         if not state.was_retracted:  # what is said of a request is said of its first admission
             state.num_cached = match.num_tokens
             state.queue_time_s = now - state.arrival_s
@@ -250,7 +249,7 @@ class Scheduler:
         """
         self._running.stop(state, now)
         state.retract()
-        self._waiting.put_back(state)
+        self._waiting.add(state)
         self._room.forget_blocked()
         self.totals.retracted_total += 1
 

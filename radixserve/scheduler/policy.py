@@ -26,9 +26,10 @@ from radixserve.tree.prefix_cache import PageCache
 
 
 class WaitingQueue:
-    """The waiting requests by id. start_pass(), then head() and admitted() in turn. `rules`: for tests, another policy than the config's."""
+    """The waiting requests by id. start_pass(), then head() and admitted() in turn, with no add() between."""
 
     def __init__(self, config: SchedulerConfig, cache: PageCache, rules: Rules | None = None) -> None:
+        """rules: for tests, another policy than the config's."""
         self._cache = cache
         self._states: dict[str, RequestState] = {}
         self._pass = 0
@@ -79,6 +80,7 @@ class WaitingQueue:
     # ---- a pass of admissions
 
     def start_pass(self, running: Iterable[RequestState]) -> None:
+        """Look who runs. Several in a row are one pass."""
         self._pass += self._has_admitted
         self._has_admitted = False
         if self._cache.is_shared:
@@ -101,6 +103,10 @@ class WaitingQueue:
         if self._cache.is_shared:
             self._in_flight.follow(state)
 
+    def stands_before(self, waiting: RequestState, running: RequestState) -> bool:
+        """Whether a waiting request would go first if the other were retracted now, and came to wait with all that it computed cached."""
+        return all(ranking.key_at(waiting, 0) < ranking.key_at(running, running.num_computed) for ranking in self._rankings)
+
     def _overdue_in(self, node: PromptNode) -> RequestState | None:
         oldest = self._arrival.oldest(node)
         return oldest if oldest is not None and self._overtakings.is_overdue(self._arrival.key(oldest.request.request_id)) else None
@@ -121,7 +127,6 @@ class WaitingQueue:
 
     def node_split(self, upper: PromptNode, lower: PromptNode) -> None:
         self._coverage.node_split(upper, lower)
-        self._in_flight.split(upper, lower)
         assert upper.parent is not None
         for ranking in self._rankings:
             ranking.take_out(lower, upper.parent)
@@ -136,7 +141,7 @@ class WaitingQueue:
 
     def node_joined(self, upper: PromptNode, lower: PromptNode) -> None:
         self._coverage.node_joined(upper, lower)
-        self._in_flight.joined(upper, lower)
+        self._in_flight.removed(upper)
         assert lower.parent is not None
         for ranking in self._rankings:
             ranking.take_out(upper, lower.parent)

@@ -32,6 +32,7 @@ from radixserve.scheduler.admission import Room, check_length
 from radixserve.scheduler.chunk_size import ChunkSize
 from radixserve.scheduler.ends import End, OutsideEnds, end_short
 from radixserve.scheduler.policy import WaitingQueue
+from radixserve.scheduler.preemption import give_way_to, most_pages
 from radixserve.scheduler.pressure import NewTokenRatio, forced_victim, loses_least
 from radixserve.scheduler.running import RunningRequests
 from radixserve.scheduler.state import RequestState
@@ -130,6 +131,7 @@ class Scheduler:
             self._end(end, now)
         self._force_retraction(now)
         self._relieve(now)
+        self._preempt(now)
         decoding = [state for state in self._running.values() if state.is_decoding]
         prefilling = [state for state in self._running.values() if not state.is_decoding]
         self.cache.make_room(sum(state.needs_page(1, self.cache.page_size) for state in decoding), now)
@@ -234,6 +236,27 @@ class Scheduler:
             self._new_token_ratio.after_retraction(self._running.values())
             text = "KV cache pool is full. Retract requests. #retracted_reqs: %d, #new_token_ratio: %.4f -> %.4f"
             logger.info(text, num_retracted, ratio_before, self.new_token_ratio)
+
+    def _preempt(self, now: float) -> None:
+        """Retract less urgent requests until the head of the queue finds a slot and room; none if that would not be enough."""
+        config = self._config
+        if config.disable_priority_preemption or not self._waiting:
+            return
+        self._waiting.start_pass(self._running.values())
+        head = self._waiting.head()
+        if head is None:
+            return
+        victims = give_way_to(head, self._running.values(), config.priority_scheduling_preemption_threshold, self._waiting.stands_before)
+        if not victims:
+            return
+        gain = most_pages(victims, self.new_token_ratio, self.cache.page_size)
+        for victim in [*victims, None]:
+            self._room.recount()
+            match = self.cache.match(head.request.namespace, head.token_ids, head.max_cached)
+            lacking = self._room.num_lacking(head, match)
+            if victim is None or (self._running.num_free_slots and lacking <= 0) or (victim is victims[0] and lacking > gain):
+                return
+            self._retract(victim, now)
 
     def _force_retraction(self, now: float) -> None:
         interval = self._forced_retraction_interval

@@ -59,18 +59,6 @@ class InFlight:
             node.holder = leader
             self._on_change(node)
 
-    def split(self, upper: PromptNode, lower: PromptNode) -> None:
-        """What is computed next lies on the upper half unless that is cached already."""
-        if lower.holder is not None and not upper.is_covered:
-            upper.holder, lower.holder = lower.holder, None
-            del self._held[id(lower)]
-            self._held[id(upper)] = upper
-
-    def joined(self, upper: PromptNode, lower: PromptNode) -> None:
-        if upper.holder is not None:
-            lower.holder = upper.holder
-            self._held[id(lower)] = lower
-        self.removed(upper)
-
     def removed(self, node: PromptNode) -> None:
+        """The node is gone from the tree. Other changes of shape wait for the next look()."""
         self._held.pop(id(node), None)

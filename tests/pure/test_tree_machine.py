@@ -114,7 +114,10 @@ class NaiveCache:
 
 class TreeMachine(RuleBasedStateMachine):
     @initialize(
-        page_size=st.sampled_from([1, 2, 4]), ghosts=st.sampled_from([0, 8, 10**6]), policy=st.sampled_from([*POLICIES]), budget=st.integers(0, 40)
+        page_size=st.sampled_from([1, 2, 4]),
+        ghosts=st.sampled_from([0, 8, 10**6]),
+        policy=st.sampled_from([*POLICIES]),
+        budget=st.integers(0, 40),
     )
     def start(self, page_size: int, ghosts: int, policy: str, budget: int) -> None:
         if ghosts == 8 and policy not in ("lru", "fifo", "priority", "adaptive"):

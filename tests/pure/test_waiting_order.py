@@ -17,7 +17,14 @@ from radixserve.tree.prefix_cache import PrefixCache
 from tests.pure.helpers import request
 
 NUM_PAGES = 400
-prompts = st.lists(st.integers(2, 3), min_size=1, max_size=24)
+BASES = ([2, 3, 2, 2, 3, 3] * 8, [2] * 48, [2, 3, 2, 2, 3, 3, 2, 3, 3] * 5)
+# most begin with a long part of one of a few bases, so that they meet one another and the cache in the middle of edges
+prompts = st.builds(
+    lambda base, cut, tail: [*base[:cut], *tail],
+    st.sampled_from(BASES),
+    st.integers(0, 44),
+    st.lists(st.integers(2, 3), min_size=1, max_size=4),
+)
 
 
 class PlainTwin:
@@ -70,16 +77,19 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         self.now = 0.0
         self.running: list[RequestState] = []
 
-    @initialize(
-        policy=st.sampled_from(["lpm", "fcfs", "cost"]), page_size=st.sampled_from([1, 2, 4]), limit=st.sampled_from([1, 3, 50])
-    )
+    @initialize(policy=st.sampled_from(["lpm", "fcfs", "cost"]), page_size=st.sampled_from([1, 2, 4]), limit=st.sampled_from([1, 3, 50]))
     def start(self, policy: str, page_size: int, limit: int) -> None:
         config = SchedulerConfig(schedule_policy=policy, lpm_age_credit=3, lpm_max_overtaken=limit, priority_aging_passes=4)
         self.cache = PrefixCache(NUM_PAGES, page_size)
         self.queue = WaitingQueue(config, self.cache)
         self.twin = PlainTwin(config, self.cache)
 
-    @rule(tokens=prompts, salt=st.sampled_from(["", "", "x"]), priority=st.sampled_from([0, 0, 0, 1, -2]), scored=st.integers(-9, 9))
+    @rule(tokens=st.lists(prompts, min_size=1, max_size=5), salt=st.sampled_from(["", "", "x"]), priority=st.sampled_from([0, 0, 0, 1, -2]))
+    def add_some(self, tokens: list[list[int]], salt: str, priority: int) -> None:
+        for one in tokens:
+            self.add(one, salt, priority, -1)
+
+    @rule(tokens=prompts, salt=st.sampled_from(["", "", "x"]), priority=st.sampled_from([0, 0, 0, 1, -2]), scored=st.integers(0, 9))
     def add(self, tokens: list[int], salt: str, priority: int, scored: int) -> None:
         self.num_added += 1
         sampling = {"prompt_logprobs": 0, "prompt_logprobs_start": scored} if scored >= 0 else {}
@@ -138,7 +148,7 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         self.running.remove(state)
         self.cache.release(state.path, state.token_ids, state.num_computed, self.now)
 
-    @rule(num_pages=st.integers(1, 30))
+    @rule(num_pages=st.sampled_from([1, 1, 2, 3, 5, 100]))
     def evict(self, num_pages: int) -> None:
         self.cache.make_room(self.cache.num_free_pages + min(num_pages, self.cache.num_evictable_pages), self.now)
 
@@ -198,4 +208,4 @@ def below(node: PromptNode) -> list[RequestState]:
 
 
 TestQueueAgainstTwin = QueueAgainstTwin.TestCase
-TestQueueAgainstTwin.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestQueueAgainstTwin.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)

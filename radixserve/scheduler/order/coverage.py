@@ -199,5 +199,6 @@ class Coverage:
         if inside < len(at.tokens):
             child = prompt.children.get((at.namespace, at.tokens[inside : inside + self._page_bytes]))
             return [child] if child is not None else []
-        fewer, more = sorted((prompt.children, at.children), key=len)
-        return [prompt.children[key] for key in fewer if key in more]
+        if len(prompt.children) <= len(at.children):
+            return [child for key, child in prompt.children.items() if key in at.children]
+        return [prompt.children[key] for key in at.children if key in prompt.children]

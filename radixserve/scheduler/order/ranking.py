@@ -95,6 +95,10 @@ class Ranking:
     def key(self, request_id: str) -> Key:
         return self._keys[request_id]
 
+    def key_at(self, state: RequestState, depth: int) -> Key:
+        """The key that it would have, waiting, if `depth` of its tokens were cached."""
+        return self._rules.at_depth(self._rules.rank(state), depth)
+
     def add(self, state: RequestState, node: "PromptNode") -> None:
         """A request hangs at `node` now."""
         key = self._keys[state.request.request_id] = self._rules.rank(state)

@@ -63,7 +63,7 @@ class WaitingQueue:
     def add(self, state: RequestState) -> None:
         """Take in a request. One that was retracted stands where its arrival belongs."""
         if state.arrival_pass < 0:
-            state.arrival_pass = self._pass
+            state.arrival_pass = self._pass + self._has_admitted
         self._states[state.request.request_id] = state
         node = self._prompts.add(state, state.token_ids[: max(0, state.max_cached)].tobytes())
         for ranking in self._rankings:

@@ -37,13 +37,15 @@ class WaitingQueue:
         self._prompt_tokens, self._cached_tokens = 1, 0  # of admitted requests
         self._overtakings = Overtakings(config.lpm_max_overtaken)
         page_bytes = cache.page_size * TOKEN_BYTES
-        rules = rules or make_rules(config, self._num_short_tokens)
-        self._order = Ranking(rules, 0, TOKEN_BYTES)
-        self._arrival = Ranking(arrival(config), 1, TOKEN_BYTES)
-        self._rankings = (self._order, self._arrival)
+        self._arrival = Ranking(arrival(config), 0, TOKEN_BYTES)
+        self._order, rankings = self._arrival, [self._arrival]
+        if rules is not None or config.schedule_policy != "fcfs":
+            self._order = Ranking(rules or make_rules(config, self._num_short_tokens), 1, TOKEN_BYTES)
+            rankings.append(self._order)
+        self._rankings = tuple(rankings)
         self._prompts = PromptTree(page_bytes, len(self._rankings), self)
-        self._in_flight = InFlight(self._prompts, self._refresh, self._overdue_in)
-        self._coverage = Coverage(self._prompts.root, page_bytes, self._refresh)
+        self._in_flight = InFlight(self._prompts, self._refresh_values, self._overdue_in)
+        self._coverage = Coverage(self._prompts.root, page_bytes, self._refresh_values)
         cache_root = cache.watch(self._coverage)
         if cache_root is not None:
             self._coverage.cleared(cache_root)
@@ -121,6 +123,10 @@ class WaitingQueue:
     def _refresh(self, node: PromptNode) -> None:
         for ranking in self._rankings:
             ranking.refresh(node)
+
+    def _refresh_values(self, node: PromptNode) -> None:
+        for ranking in self._rankings:
+            ranking.refresh(node, has_other_requests=False)
 
     def node_added(self, node: PromptNode) -> None:
         self._coverage.node_added(node)

@@ -117,28 +117,35 @@ class Ranking:
         rank.ranks.put(state, key)
         rank.values.put(state, self._rules.at_depth(key, node.end // self._token_bytes))
 
-    def refresh(self, node: "PromptNode") -> None:
-        """Something changed at `node`: put it right in all nodes above, as far as it shows."""
-        index = self._index
-        step = node
-        while step.parent is not None:
-            first = step.ranks[index].ranks.first()
-            above = step.parent.ranks[index]
-            has_changed = above.ranks.put(step, first[0] if first is not None else None)
-            has_changed = above.values.put(step, self._value(step)) or has_changed
-            if not has_changed and self._rules.of_branch is keep:
+    def refresh(self, node: "PromptNode", has_other_requests: bool = True) -> None:
+        """Something changed at `node`: put it right in all nodes above, as far as it shows. False: nobody came or went, so ranks stay."""
+        index, step, parent = self._index, node, node.parent
+        of_branch = self._rules.of_branch
+        while parent is not None:
+            above = parent.ranks[index]
+            has_changed = above.values.put(step, self._value(step))
+            if has_other_requests:
+                first = step.ranks[index].ranks.first()
+                has_changed = above.ranks.put(step, first[0] if first is not None else None) or has_changed
+            if not has_changed and of_branch is keep:
                 return  # another rule may look at more than the best key: the weight
-            step = step.parent
+            step, parent = parent, parent.parent
 
     def _value(self, node: "PromptNode") -> Key | None:
         if node.holder is not None:
             return None
         rank = node.ranks[self._index]
-        if node.is_covered:
+        if node.covered == len(node.tokens):
             best = rank.values.first()
-            return self._rules.of_branch(node, best[0]) if best is not None else None
-        first = rank.ranks.first()
-        return self._rules.of_branch(node, self._rules.at_depth(first[0], node.depth // self._token_bytes)) if first is not None else None
+            if best is None:
+                return None
+            key = best[0]
+        else:
+            first = rank.ranks.first()
+            if first is None:
+                return None
+            key = self._rules.at_depth(first[0], (node.start + node.covered) // self._token_bytes)
+        return key if self._rules.of_branch is keep else self._rules.of_branch(node, key)
 
     def take_out(self, child: "PromptNode", parent: "PromptNode") -> None:
         """`child` hangs below `parent` no more."""

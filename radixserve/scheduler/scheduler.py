@@ -31,8 +31,9 @@ from radixserve.metrics import EngineStats
 from radixserve.scheduler.admission import Room, check_length
 from radixserve.scheduler.chunk_size import ChunkSize
 from radixserve.scheduler.ends import End, OutsideEnds, end_short
+from radixserve.scheduler.order.ranking import Rules
 from radixserve.scheduler.policy import WaitingQueue
-from radixserve.scheduler.preemption import give_way_to, most_pages
+from radixserve.scheduler.preemption import Preemption
 from radixserve.scheduler.pressure import NewTokenRatio, forced_victim, loses_least
 from radixserve.scheduler.running import RunningRequests
 from radixserve.scheduler.state import RequestState
@@ -51,8 +52,9 @@ class Scheduler:
         context_length: int,
         eos_token_ids: frozenset[int] = frozenset(),
         forced_retraction_interval: int | None = None,
+        rules: Rules | None = None,
     ) -> None:
-        """forced_retraction_interval: for tests, retract somebody every so many steps (RADIXSERVE_TEST_RETRACT)."""
+        """For tests: retract somebody every so many steps (RADIXSERVE_TEST_RETRACT), another waiting order than the config's."""
         assert config.chunked_prefill_size is not None and config.max_running_requests is not None
         assert config.chunked_prefill_size >= config.max_running_requests, "each running request needs a token of every step's budget"
         self._config = config
@@ -60,12 +62,13 @@ class Scheduler:
         self.context_length = context_length
         self.max_step_tokens = config.chunked_prefill_size
         self._eos_token_ids = eos_token_ids
-        self._waiting = WaitingQueue(config, cache)
+        self._waiting = WaitingQueue(config, cache, rules)
         self._running = RunningRequests(cache, config.max_running_requests)
         self._new_token_ratio = NewTokenRatio(config.schedule_conservativeness)
         self._forced_retraction_interval = forced_retraction_interval
         self._chunk_size = ChunkSize(config.target_step_ms / 1000, self.max_step_tokens) if config.target_step_ms else None
         self._room = Room(cache, self._running, self._new_token_ratio)
+        self._preemption = Preemption(config, cache, self._waiting, self._running, self._room)
         self._ends = OutsideEnds(config, self._waiting, self._running)
         self._in_flight: list[tuple[RequestState, ScheduledRow]] = []  # the rows of the last batch, until update()
         self._outbox: list[RequestOutput] = []
@@ -131,7 +134,8 @@ class Scheduler:
             self._end(end, now)
         self._force_retraction(now)
         self._relieve(now)
-        self._preempt(now)
+        for victim in self._preemption.victims(self.new_token_ratio):
+            self._retract(victim, now)
         decoding = [state for state in self._running.values() if state.is_decoding]
         prefilling = [state for state in self._running.values() if not state.is_decoding]
         self.cache.make_room(sum(state.needs_page(1, self.cache.page_size) for state in decoding), now)
@@ -236,27 +240,6 @@ class Scheduler:
             self._new_token_ratio.after_retraction(self._running.values())
             text = "KV cache pool is full. Retract requests. #retracted_reqs: %d, #new_token_ratio: %.4f -> %.4f"
             logger.info(text, num_retracted, ratio_before, self.new_token_ratio)
-
-    def _preempt(self, now: float) -> None:
-        """Retract less urgent requests until the head of the queue finds a slot and room; none if that would not be enough."""
-        config = self._config
-        if config.disable_priority_preemption or not self._waiting:
-            return
-        self._waiting.start_pass(self._running.values())
-        head = self._waiting.head()
-        if head is None:
-            return
-        victims = give_way_to(head, self._running.values(), config.priority_scheduling_preemption_threshold, self._waiting.stands_before)
-        if not victims:
-            return
-        gain = most_pages(victims, self.new_token_ratio, self.cache.page_size)
-        for victim in [*victims, None]:
-            self._room.recount()
-            match = self.cache.match(head.request.namespace, head.token_ids, head.max_cached)
-            lacking = self._room.num_lacking(head, match)
-            if victim is None or (self._running.num_free_slots and lacking <= 0) or (victim is victims[0] and lacking > gain):
-                return
-            self._retract(victim, now)
 
     def _force_retraction(self, now: float) -> None:
         interval = self._forced_retraction_interval

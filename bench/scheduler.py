@@ -2,10 +2,12 @@
 
 Each step of the measured kind: the tree changes (a running request publishes a chunk, one ends, pages are evicted), a new request comes,
 one is aborted, and a pass is made that admits one. Counted as ordering: the queue's share of all that, and what it does when the tree tells
-it of a change; not the tree's own work. Page size 1, as the most there can be to do.
+it of a change; not the tree's own work. Page size 1, as the most there can be to do. Python's garbage collector is off meanwhile (--gc leaves it
+on): its pauses grow with the whole heap, this bench's tree included.
 """
 
 import argparse
+import gc
 import random
 import statistics
 import time
@@ -187,7 +189,10 @@ def main() -> None:
     parser.add_argument("--nodes", default="1000,10000,100000", help="evictable leaves of the tree")
     parser.add_argument("--kinds", default="mixed", help="of mixed, one-document, equal, strangers")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--gc", action="store_true", help="leave the garbage collector on")
     args = parser.parse_args()
+    if not args.gc:
+        gc.disable()
     print(describe_hardware())
     print("| policy, prompts, waiting, tree leaves | median, ms | p99 | max |\n|---|---|---|---|")
     for policy in args.policies.split(","):
@@ -196,6 +201,7 @@ def main() -> None:
                 for num_waiting in map(int, args.waiting.split(",")):
                     driver = Driver(policy, num_waiting, num_nodes, Shape(kind), seed=0)
                     times = [driver.step() for _ in range(args.steps)]
+                    gc.collect()
                     print(_row(f"{policy}, {kind}, {num_waiting}, {num_nodes}", times), flush=True)
     for is_equal in (True, False):
         print(_row(f"lpm, burst of 5000 {'equal prompts' if is_equal else 'questions on 16 documents'}, 16 slots", burst(5000, is_equal)))

@@ -23,34 +23,47 @@ Item = TypeVar("Item")
 
 
 class LazyMin(Generic[Item]):
-    """Items with keys that may change, the smallest at hand. Stale entries stay in the heap until they come up."""
+    """Items with keys that may change, the smallest at hand. Stale entries stay in the heap until they come up.
 
-    __slots__ = ("_heap", "_items")
+    Most hold one item for as long as they live, and need no heap: `_only`.
+    """
+
+    __slots__ = ("_heap", "_items", "_only")
 
     def __init__(self) -> None:
-        self._items: dict[int, tuple[Key, Item]] = {}
+        self._only: tuple[Key, Item] | None = None
+        self._items: dict[int, tuple[Key, Item]] | None = None
         self._heap: list[tuple[Key, int]] = []
 
     def put(self, item: Item, key: Key | None) -> bool:
         """None takes it out. Returns whether anything changed."""
-        number = id(item)  # the item is kept alive by the dict as long as the number counts
-        held = self._items.get(number)
-        if key is None:
-            if held is None:
+        only, items = self._only, self._items
+        if items is None:
+            if only is None or only[1] is item:
+                self._only = (key, item) if key is not None else None
+                return (only[0] if only is not None else None) != key
+            if key is None:
                 return False
-            del self._items[number]
-            return True
+            items = self._items = {id(only[1]): only}
+            self._heap, self._only = [(only[0], id(only[1]))], None
+        number = id(item)  # the item is kept alive by the dict as long as the number counts
+        held = items.get(number)
+        if key is None:
+            return items.pop(number, None) is not None
         if held is not None and held[0] == key:
             return False
-        self._items[number] = (key, item)
+        items[number] = (key, item)
         heapq.heappush(self._heap, (key, number))
-        if len(self._heap) > 2 * len(self._items) + 16:
-            self._heap = [(key, number) for number, (key, _) in self._items.items()]
+        if len(self._heap) > 2 * len(items) + 16:
+            self._heap = [(key, number) for number, (key, _) in items.items()]
             heapq.heapify(self._heap)
         return True
 
     def first(self) -> tuple[Key, Item] | None:
-        heap, items = self._heap, self._items
+        items = self._items
+        if items is None:
+            return self._only
+        heap = self._heap
         while heap:
             key, number = heap[0]
             held = items.get(number)

@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 got = replay_tree(trace, policy, size // args.page_size, args.page_size)
                 base = base or got
                 ratio = got.num_cached / base.num_cached if base.num_cached else 1.0
-                print(f"  {policy:9} {got.hit_rate:7.2%} of tokens cached, {ratio:5.2f} x {args.policies.split(',')[0]}, {got.seconds:5.1f} s", flush=True)
+                line = f"{got.hit_rate:7.2%} of tokens cached, {ratio:5.2f} x the first policy, {got.seconds:5.1f} s"
+                print(f"  {policy:9} {line}", flush=True)
 
 
 if __name__ == "__main__":

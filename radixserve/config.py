@@ -34,6 +34,7 @@ def flag_of(name: str) -> str:
 
 
 MAX_INT = 2**31 - 1
+EVICTION_CHOICES = ("lru", "lfu", "slru", "fifo", "priority", "adaptive")
 
 
 class _Checked:
@@ -78,6 +79,14 @@ class CacheConfig(_Checked):
 
     page_size: int = option(1, "tokens per KV page; a prefix is re-used in whole pages", low=1, high=1024)
     disable_radix_cache: bool = option(False, "share nothing between requests: the baseline, everything else equal")
+    radix_eviction_policy: str = option(
+        "lru",
+        "which prefix goes first; adaptive: lru, or what was seen once first, whichever hits more",
+        choices=EVICTION_CHOICES,
+    )
+    max_pinned_fraction: float = option(
+        0.25, "share of the pool that pins (cache_control, /pin) may hold; 0 refuses them", low=0.0, high=1.0
+    )
     max_total_tokens: int | None = option(None, "size of the KV pool in tokens (default: from free memory)", low=2)
     mem_fraction_static: float | None = option(
         None,

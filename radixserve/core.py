@@ -39,6 +39,7 @@ class Namespace(NamedTuple):
 BASE_NAMESPACE = Namespace()
 
 
+MAX_PIN_TTL_S = 86400.0
 MAX_LOGPROBS = 20  # likeliest tokens per position
 
 
@@ -159,6 +160,7 @@ class Request:
     choice_index: int = 0
     namespace: Namespace = BASE_NAMESPACE
     priority: int = 0  # higher runs first
+    pin_ttl_s: float | None = None  # keep the prompt's cached pages for so long, once it is computed; 0 < pin_ttl_s <= MAX_PIN_TTL_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +281,7 @@ class RequestOutput:
     queue_time_s: float = 0.0  # arrival at the scheduler to first admission
     logprobs: tuple[TokenLogprob, ...] = ()  # of token_ids, where they were asked for
     prompt_logprobs: tuple[TokenLogprob, ...] = ()  # new ones, in order; the very first is that of position max(1, prompt_logprobs_start)
+    num_pinned_tokens: int | None = None  # of the prompt, whole pages from its start; None: no pin was asked for, or not done yet
 
     @property
     def is_final(self) -> bool:

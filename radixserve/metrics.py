@@ -31,6 +31,7 @@ class EngineStats:
     free_tokens: int = 0
     evictable_tokens: int = 0
     locked_tokens: int = 0
+    pinned_tokens: int = 0  # kept for a time by cache_control or /pin; evictable or locked all the same
     private_tokens: int = 0  # pages held by running requests alone
     new_token_ratio: float = 0.0  # share of max_tokens that running requests are expected to use
     max_prompt_tokens_per_step: int = 0

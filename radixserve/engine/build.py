@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from radixserve.attention.registry import make_attention_backend
-from radixserve.config import EngineConfig, SchedulerConfig
+from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig
 from radixserve.engine.engine import Engine
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.memory import free_bytes, has_native_bfloat16, pool_bytes
@@ -33,18 +33,24 @@ def build_engine(config: EngineConfig) -> Engine:
     device, dtype = torch.device(config.device), getattr(torch, config.dtype)
     decoder = load_decoder(model_config, location.path, dtype=dtype, device=device, load_format=config.load_format, seed=config.random_seed)
     num_pages = _num_pages(config, model_config, dtype, device, decoder.size_bytes)
-    page_size, context_length = config.cache.page_size, config.context_length
+    context_length = config.context_length
     assert context_length is not None
     pool, page_table = _allocate(config, model_config, num_pages, dtype, device)
     attention = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
     runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids)
-    cache: PageCache = DisabledCache(num_pages, page_size) if config.cache.disable_radix_cache else PrefixCache(num_pages, page_size)
+    cache = _make_cache(config.cache, num_pages)
     scheduler = Scheduler(
         config.scheduler, cache, context_length, frozenset(model_config.eos_token_ids), _forced_retraction_interval(os.environ)
     )
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name)
     logger.debug(_banner(info))
     return Engine(config, info, scheduler, runner)
+
+
+def _make_cache(config: CacheConfig, num_pages: int) -> PageCache:
+    if config.disable_radix_cache:
+        return DisabledCache(num_pages, config.page_size)
+    return PrefixCache(num_pages, config.page_size, config.radix_eviction_policy, max_pinned_fraction=config.max_pinned_fraction)
 
 
 def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
@@ -54,6 +60,8 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     elif device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device: expected a CUDA device for cuda, found none; use --device cpu")
+    if config.cache.disable_radix_cache and config.cache.radix_eviction_policy != CacheConfig().radix_eviction_policy:
+        raise ConfigError("--radix-eviction-policy: nothing is evicted with --disable-radix-cache")
     if device == "cpu" and config.cache.mem_fraction_static is not None:
         raise ConfigError("--mem-fraction-static is for a GPU; on a CPU give --max-total-tokens")
     dtype = config.dtype

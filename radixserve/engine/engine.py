@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from radixserve.config import EngineConfig
-from radixserve.core import Request, RequestOutput, ScheduledBatch, StepOutput, is_in_vocabulary, wrong_token_error
+from radixserve.core import MAX_PIN_TTL_S, Request, RequestOutput, ScheduledBatch, StepOutput, is_in_vocabulary, wrong_token_error
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.step_log import StepLog
-from radixserve.errors import UnsupportedFieldError, shown
+from radixserve.errors import InvalidRequestError, UnsupportedFieldError, shown
 from radixserve.metrics import EngineStats, StepSeconds
 from radixserve.scheduler.scheduler import Scheduler
 
@@ -49,11 +49,21 @@ class Engine:
         start = self._clock()
         request.sampling.validate()
         _refuse_what_is_not_built(request)
+        self._check_pin(request.pin_ttl_s)
         if not is_in_vocabulary(request.prompt_ids, self.info.vocab_size):
             raise wrong_token_error(request.prompt_ids, self.info.vocab_size)
         self._scheduler.add(request, start)
         self._was_checked = False
         self._seconds.schedule += self._clock() - start
+
+    def _check_pin(self, ttl_s: float | None) -> None:
+        if ttl_s is None:
+            return
+        if not 0 < ttl_s <= MAX_PIN_TTL_S:  # NaN too
+            raise InvalidRequestError(f"ttl_s: expected a number of seconds in (0, {MAX_PIN_TTL_S:g}], got {ttl_s}", param="ttl_s")
+        if self.config.cache.disable_radix_cache or not self.config.cache.max_pinned_fraction:
+            why = "without a prefix cache" if self.config.cache.disable_radix_cache else "at --max-pinned-fraction 0"
+            raise UnsupportedFieldError(f"cache_control: nothing can be pinned {why}", param="cache_control")
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step."""
@@ -126,6 +136,7 @@ class Engine:
             free_tokens=cache.num_free_pages * page_size,
             evictable_tokens=cache.num_evictable_pages * page_size,
             locked_tokens=cache.num_locked_pages * page_size,
+            pinned_tokens=cache.num_pinned_pages(self._clock()) * page_size,
             private_tokens=num_private * page_size,
             evicted_tokens_total=cache.num_evicted_pages * page_size,
             step_seconds=dataclasses.replace(self._seconds),

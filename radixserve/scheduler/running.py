@@ -42,7 +42,7 @@ class RunningRequests(Mapping[str, RequestState]):
     def start(self, state: RequestState, match: PrefixMatch, now: float) -> None:
         """Give it a free slot, and a hold of the pages that it re-uses."""
         self._states[state.request.request_id] = state
-        state.path = self._cache.lock(match, now)
+        state.path = self._cache.lock(match, now, state.request.priority)
         state.slot = self._free_slots.pop()
         state.num_computed = match.num_tokens
         state.page_writes = [PageWrite(0, state.path.pages[:])] if state.path.pages else []
@@ -56,11 +56,14 @@ class RunningRequests(Mapping[str, RequestState]):
         return state.next_row(count)
 
     def publish(self, state: RequestState, now: float) -> None:
-        """Let others share what it has computed so far."""
+        """Let others share what it has computed so far; pin it where that was asked for."""
         assert state.path is not None
         write = self._cache.commit(state.path, state.token_ids, state.num_computed, now)
         if write is not None:
             state.page_writes.append(write)
+        ttl_s = state.request.pin_ttl_s
+        if ttl_s is not None and state.num_computed >= state.num_prompt:
+            state.num_pinned = self._cache.pin(state.request.namespace, state.request.prompt_ids, ttl_s, now).num_tokens
 
     def stop(self, state: RequestState, now: float) -> None:
         """Take back slot and pages; what it computed stays in the tree."""

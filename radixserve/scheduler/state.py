@@ -29,6 +29,7 @@ class RequestState:
         "num_computed",
         "num_output_at_retraction",
         "num_retractions",
+        "num_pinned",
         "page_writes",
         "path",
         "queue_time_s",
@@ -54,6 +55,7 @@ class RequestState:
         sampling = request.sampling
         # the first prompt position whose log-probability is wanted and was not sent yet; at least the prompt's length where none is
         self.next_scored = self.num_prompt if sampling.prompt_logprobs is None else max(1, sampling.prompt_logprobs_start)
+        self.num_pinned: int | None = None  # tokens of the prompt, where a pin was asked for and is done
         # from here on: while it runs
         self.path: PagePath | None = None
         self.slot = -1
@@ -142,6 +144,7 @@ class RequestState:
             queue_time_s=self.queue_time_s,
             logprobs=(logprobs.sampled,) if logprobs is not None and logprobs.sampled is not None else (),
             prompt_logprobs=logprobs.prompt if logprobs is not None else (),
+            num_pinned_tokens=self.num_pinned,
         )
 
     def needs_page(self, count: int, page_size: int) -> bool:

@@ -14,7 +14,7 @@ API_KEY_VARIABLE = "RADIXSERVE_API_KEY"
 ADMIN_API_KEY_VARIABLE = "RADIXSERVE_ADMIN_API_KEY"
 
 OPEN_PATHS = frozenset({"/health", "/ready"})  # probes carry no key; both say nothing but a state
-ADMIN_PATHS = frozenset({"/abort_request", "/flush_cache", "/reset_prefix_cache"})  # what one client could do to all others
+ADMIN_PATHS = frozenset({"/abort_request", "/flush_cache", "/pin", "/reset_prefix_cache"})  # what one client could do to all others
 ADMIN_PREFIX = "/admin/"
 
 

@@ -23,6 +23,7 @@ from radixserve.server.middleware import Cors, DoorMiddleware, EdgeMiddleware
 from radixserve.server.native import native_router
 from radixserve.server.openai import openai_router
 from radixserve.server.openapi import add_description
+from radixserve.server.pin import pin_router
 from radixserve.server.replies import RequestFailedError, describe, error_reply
 from radixserve.server.tokenizing import tokenizing_router
 from radixserve.tokenizer.tokenizer import Tokenizer
@@ -41,7 +42,7 @@ def create_app(engine: AsyncEngine, tokenizer: Tokenizer, config: ServerConfig) 
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RadixServeError, _our_error)
     app.add_exception_handler(RequestFailedError, _our_error)
-    makers = (openai_router, native_router, tokenizing_router, info_router, control_router, admin_router)
+    makers = (openai_router, native_router, tokenizing_router, info_router, control_router, admin_router, pin_router)
     routers = [make_router(context) for make_router in makers]
     for router in routers:
         app.include_router(router)

@@ -41,6 +41,7 @@ class Call:
     continuous_usage: bool = False  # usage in every chunk
     namespace: Namespace = BASE_NAMESPACE
     priority: int = 0
+    pin_ttl_s: float | None = None
     ids: tuple[str, ...] = ()  # the caller's names, one per prompt; empty: ours
     takes_rest: bool = False  # no max_tokens was given: what is left of the context
     ignored: tuple[str, ...] = ()  # fields that no protocol knows
@@ -83,7 +84,7 @@ async def _make_requests(context: ServerContext, call: Call, call_id: str) -> li
     ids_of_prompts = [f"{name}-{call_id}" for name in call.ids] or [call_id] * len(encoded)
     priority = context.client_priority(call.priority)
     return [
-        Request(f"{ids_of_prompts[i]}-{i * call.n + k}", prompt_ids, samplings[i], seeds[i], k, call.namespace, priority)
+        Request(f"{ids_of_prompts[i]}-{i * call.n + k}", prompt_ids, samplings[i], seeds[i], k, call.namespace, priority, call.pin_ttl_s)
         for i, prompt_ids in enumerate(encoded)
         for k in range(call.n)
     ]

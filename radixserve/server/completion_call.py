@@ -55,6 +55,7 @@ def read_call(fields: Fields, prompts: tuple[Prompt, ...], n: int) -> Call:
         continuous_usage=stream_options.boolean("continuous_usage_stats"),
         namespace=shared.read_namespace(fields),
         priority=shared.read_priority(fields),
+        pin_ttl_s=shared.read_pin_ttl(fields),
         ids=ids,
     )
     return dataclasses.replace(call, ignored=tuple(stream_options.unread()))

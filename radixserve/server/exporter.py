@@ -57,6 +57,7 @@ def _gauges(stats: EngineStats) -> tuple[tuple[str, str, float], ...]:
         ("sglang:max_total_num_tokens", "Size of the pool in tokens.", stats.pool_tokens),
         ("sglang:kv_available_tokens", "Pool tokens that hold nothing.", stats.free_tokens),
         ("sglang:kv_evictable_tokens", "Pool tokens that are cached and may be evicted.", stats.evictable_tokens),
+        ("radixserve_pinned_tokens", "Cached tokens that a pin keeps for a time.", stats.pinned_tokens),
         ("sglang:kv_used_tokens", "Pool tokens that may not be evicted.", used),
         ("sglang:cache_hit_rate", "Cached over prompt tokens since the start, 0 to 1.", stats.cache_hit_rate),
         ("vllm:num_requests_running", "Requests in the running batch.", stats.num_running),

@@ -60,6 +60,7 @@ class _Choice:
     num_prompt_tokens: int
     num_tokens: int = 0
     num_cached_tokens: int | None = None  # None until the first news
+    num_pinned_tokens: int | None = None  # None where no pin was asked for
     last_news_at: float | None = None
     is_first: bool = True
     # not sent yet:
@@ -128,16 +129,24 @@ class Generation:
         num_cached = min((choice.num_cached_tokens for choice in choices if choice.num_cached_tokens is not None), default=0)
         return TokenCounts(self._choices[index].num_prompt_tokens, num_cached, self._choices[index].num_tokens)
 
+    def num_pinned(self, index: int) -> int | None:
+        """Tokens of the choice's prompt that are pinned; None where none was asked for, or it is not done yet."""
+        return self._choices[index].num_pinned_tokens
+
     def usage(self) -> dict[str, Any]:
         """Each prompt counts once."""
         counts = [self.counts(index) for index in range(0, len(self._choices), self._n)]
         num_prompt_tokens = sum(count.prompt for count in counts)
         num_tokens = sum(choice.num_tokens for choice in self._choices)
+        details = {"cached_tokens": sum(count.cached for count in counts)}
+        pinned = [self.num_pinned(index) for index in range(0, len(self._choices), self._n)]
+        if any(count is not None for count in pinned):
+            details["pinned_tokens"] = sum(count or 0 for count in pinned)
         return {
             "prompt_tokens": num_prompt_tokens,
             "completion_tokens": num_tokens,
             "total_tokens": num_prompt_tokens + num_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(count.cached for count in counts)},
+            "prompt_tokens_details": details,
         }
 
     def _advance(self, index: int, output: RequestOutput) -> TextDelta:
@@ -156,6 +165,7 @@ class Generation:
     def _observe(self, choice: _Choice, output: RequestOutput) -> None:
         if choice.num_cached_tokens is None:
             choice.num_cached_tokens = output.num_cached_tokens
+        choice.num_pinned_tokens = output.num_pinned_tokens
         if not output.token_ids:
             return
         now = time.monotonic()

@@ -69,6 +69,8 @@ class NativeReply:
             "cached_tokens": counts.cached,
             "cached_tokens_details": {"device": counts.cached, "host": 0},
         }
+        if (num_pinned := self._generation.num_pinned(choice.choice_index)) is not None:
+            meta["pinned_tokens"] = num_pinned
         if choice.finish_reason is not None:
             meta["e2e_latency"] = time.monotonic() - self._generation.started_at
         if self._asked.return_logprob:

@@ -56,6 +56,7 @@ def parse_native_call(body: dict[str, Any], limits: shared.Limits) -> NativeCall
         is_stream=fields.boolean("stream"),
         namespace=shared.read_namespace(fields),
         priority=shared.read_priority(fields),
+        pin_ttl_s=shared.read_pin_ttl(fields),
         ids=_read_ids(fields, len(prompts)),
     )
     parsed = NativeCall(call, is_batch or n > 1, return_logprob, fields.boolean("return_text_in_logprobs"))

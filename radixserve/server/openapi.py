@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from radixserve.config import ServerConfig
-from radixserve.core import MAX_LOGPROBS
+from radixserve.core import MAX_LOGPROBS, MAX_PIN_TTL_S
 
 Schema = dict[str, Any]
 
@@ -20,6 +20,8 @@ _TEXT_OR_TEXTS: Schema = {"anyOf": [_TEXT, _TEXTS]}
 _ID_LISTS: Schema = {"type": "array", "items": _TOKEN_IDS, "minItems": 1}
 _FLAG: Schema = {"type": ["boolean", "null"]}
 _STRING: Schema = {"type": ["string", "null"]}
+_TTL: Schema = {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_PIN_TTL_S}
+_CACHE_CONTROL: Schema = {"type": ["object", "null"], "properties": {"ttl_s": _TTL}, "additionalProperties": False}
 
 
 def _integer(low: int, high: int | None = None) -> Schema:
@@ -64,7 +66,10 @@ def _bodies(config: ServerConfig) -> dict[str, Schema]:
     tokenize = _object(prompt=_TEXT_OR_TEXTS, messages=_messages(), add_special_tokens=_FLAG, model=_STRING)
     id_lists = {"anyOf": [_TOKEN_IDS, _ID_LISTS]}
     detokenize = _object(("tokens",), tokens=id_lists, skip_special_tokens=_FLAG, model=_STRING)
+    names = {"model": _STRING, "cache_salt": _STRING, "extra_key": _STRING}
+    pin = _object(("prompt", "ttl_s"), prompt={"anyOf": [_TEXT, _TOKEN_IDS]}, ttl_s=_TTL, **names)
     return {
+        "/pin": pin,
         "/v1/completions": _completion(config),
         "/v1/chat/completions": _chat(config),
         "/generate": _native(config),
@@ -105,6 +110,7 @@ def _openai_fields(config: ServerConfig) -> dict[str, Schema]:
         "stream_options": {"anyOf": [{"type": "null"}, options]},
         "priority": _integer(-(2**31) + 1, 2**31 - 1),
         "cache_salt": _STRING,
+        "cache_control": _CACHE_CONTROL,
         "extra_key": _STRING,
         "rid": {"type": ["string", "null"], "minLength": 1, "maxLength": 128},
         "return_token_ids": _FLAG,
@@ -161,5 +167,6 @@ def _native(config: ServerConfig) -> Schema:
         return_text_in_logprobs=_FLAG,
         priority=_integer(-(2**31) + 1, 2**31 - 1),
         cache_salt=_STRING,
+        cache_control=_CACHE_CONTROL,
         extra_key=_STRING,
     )

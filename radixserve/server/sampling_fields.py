@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from radixserve.core import IntArray, Namespace, SamplingParams, token_array
+from radixserve.core import MAX_PIN_TTL_S, IntArray, Namespace, SamplingParams, token_array
 from radixserve.errors import InvalidRequestError
 from radixserve.server.fields import Fields
 
@@ -101,6 +101,22 @@ def read_priority(fields: Fields) -> int:
     if abs(priority) > MAX_PRIORITY:
         raise fields.wrong("priority", f"an integer in [-{MAX_PRIORITY}, {MAX_PRIORITY}]", priority)
     return priority
+
+
+def read_pin_ttl(fields: Fields) -> float | None:
+    """cache_control: {"ttl_s": seconds}; {} asks for nothing. Unknown names in it are refused: they would change for how long."""
+    control = fields.object("cache_control")
+    ttl_s = check_ttl(control) if control.raw("ttl_s") is not None else None
+    for name in control.unread():
+        raise InvalidRequestError(f"{control.path_of(name)}: expected only ttl_s in cache_control", param=control.path_of(name))
+    return ttl_s
+
+
+def check_ttl(fields: Fields) -> float:
+    ttl_s = fields.number("ttl_s", 0.0)
+    if not 0 < ttl_s <= MAX_PIN_TTL_S:
+        raise fields.wrong("ttl_s", f"a number of seconds in (0, {MAX_PIN_TTL_S:g}]", fields.raw("ttl_s"))
+    return ttl_s
 
 
 def check_rid(fields: Fields, name: str, rid: Any) -> str:

@@ -13,7 +13,7 @@ class Match(NamedTuple):
     """A longest cached prefix. Valid until the tree's version changes."""
 
     length: int  # tokens, a multiple of the page size
-    pages: IntArray
+    pages: IntArray  # not to be changed: it may be a node's own
     num_unlocked_pages: int  # of them; taking the lock makes so many pages unevictable
     node: TreeNode  # the deepest node reached
     node_length: int  # tokens matched on that node's own edge
@@ -31,7 +31,8 @@ class Match(NamedTuple):
 def longest_match(root: TreeNode, segments: Iterable[Segment], page_size: int, version: int) -> Match:
     """`segments` are cut to whole pages."""
     page_bytes = page_size * TOKEN_BYTES
-    node, node_bytes, pages, num_unlocked = root, 0, array("i"), 0
+    node, node_bytes, num_unlocked = root, 0, 0
+    parts: list[IntArray] = []
     is_inside = False  # an edge: nothing goes on from there
     for namespace, tokens in segments:
         offset, stop = 0, len(tokens)
@@ -41,7 +42,7 @@ def longest_match(root: TreeNode, segments: Iterable[Segment], page_size: int, v
                 break
             node, node_bytes = child, common_length(child.tokens, tokens, offset, stop, page_bytes)
             num_pages = node_bytes // page_bytes
-            pages.extend(child.pages if num_pages == len(child.pages) else child.pages[:num_pages])
+            parts.append(child.pages if num_pages == len(child.pages) else child.pages[:num_pages])
             if child.lock_ref == 0:
                 num_unlocked += num_pages
             offset += node_bytes
@@ -50,4 +51,15 @@ def longest_match(root: TreeNode, segments: Iterable[Segment], page_size: int, v
                 break
         if is_inside or offset < stop:
             break
+    pages = joined(parts)
     return Match(len(pages) * page_size, pages, num_unlocked, node, node_bytes // TOKEN_BYTES, version)
+
+
+def joined(parts: list[IntArray]) -> IntArray:
+    """One array; of a single part that part itself, since long prefixes are mostly one edge and pages of an edge never change in place."""
+    if len(parts) == 1:
+        return parts[0]
+    whole: IntArray = array("i")
+    for part in parts:
+        whole.extend(part)
+    return whole

@@ -4,7 +4,7 @@ A pinned node's ancestors are pinned at least as long, since they are of no less
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from radixserve.tree.node import TreeNode
@@ -31,10 +31,16 @@ class PinBook:
         """Each pinned node once."""
         return iter({node.node_id: node for until, _, node in self._heap if node.pinned_until == until}.values())
 
-    @property
-    def num_free_pages(self) -> int:
-        """Pages that may still be pinned."""
-        return max(0, self.max_pages - self.num_pages)
+    def affordable(self, path: Iterable[TreeNode], num_pages: int) -> int:
+        """How many of the first num_pages pages along a path may be pinned; what is pinned already costs nothing."""
+        room, num_walked = max(0, self.max_pages - self.num_pages), 0
+        for node in path:
+            held = min(node.num_pages, num_pages - num_walked)
+            if not node.pinned_until and held > room:
+                return num_walked + room
+            room -= 0 if node.pinned_until else held
+            num_walked += held
+        return num_walked
 
     def add(self, node: TreeNode, until: float) -> None:
         """Pin a node with pages, or pin it for longer."""

@@ -15,7 +15,7 @@ from radixserve.tree.events import EventLog, TreeEvent
 from radixserve.tree.eviction import EvictionOrder, lru
 from radixserve.tree.ghosts import GhostList
 from radixserve.tree.key import TOKEN_BYTES, Segment, TreeKey, common_length
-from radixserve.tree.matching import Match, longest_match
+from radixserve.tree.matching import Match, joined, longest_match
 from radixserve.tree.node import TreeNode
 from radixserve.tree.pins import PinBook, PinResult
 from radixserve.tree.watcher import NO_WATCHER, TreeWatcher
@@ -23,7 +23,9 @@ from radixserve.tree.watcher import NO_WATCHER, TreeWatcher
 
 class InsertResult(NamedTuple):
     node: TreeNode  # where the inserted key ends
-    existing_pages: IntArray  # the tree's pages for the leading part that was there already; the caller's own for it are duplicates
+    existing_pages: (
+        IntArray  # not to be changed; the tree's pages for the leading part that was there already; the caller's own for it are duplicates
+    )
 
 
 class RadixTree:
@@ -108,14 +110,7 @@ class RadixTree:
         assert until > now, f"expected a time after {now}, got {until}"
         self.expire_pins(now)
         match = self.match(key)
-        room, num_pages, left = self.pins.num_free_pages, 0, len(match.pages)
-        for node in match.path():
-            held = min(node.num_pages, left)
-            taken = held if node.pinned_until else min(held, room)
-            num_pages, left = num_pages + taken, left - held
-            room -= 0 if node.pinned_until else taken
-            if taken < held:
-                break
+        num_pages = self.pins.affordable(match.path(), len(match.pages))
         if num_pages < len(match.pages):
             match = self.match(key, num_pages * self.page_size)
         step = self._cut(match)
@@ -141,7 +136,7 @@ class RadixTree:
         already its own pages win: they are returned, and the caller frees as many of its leading ones. The others are the tree's now.
         """
         node = at if at is not None else self.root
-        existing: IntArray = array("i")
+        existing: list[IntArray] = []
         num_done = 0  # pages walked so far
         for segment in key.page_aligned(self._page_bytes, None):
             offset, stop = 0, len(segment.tokens)
@@ -149,7 +144,7 @@ class RadixTree:
                 child = node.children.get((segment.namespace, segment.tokens[offset : offset + self._page_bytes]))
                 if child is None:
                     mine = pages[num_done : num_done + (stop - offset) // self._page_bytes]
-                    new = segment._replace(tokens=segment.tokens[offset:])
+                    new = Segment(segment.namespace, segment.tokens[offset:])
                     node = self._grow(node, new, mine, now, priority, is_callers=node is at)
                     num_done += len(mine)
                     break
@@ -162,18 +157,17 @@ class RadixTree:
                     node.hits += 1
                     self._fill(node, pages[num_done : num_done + num_pages], now)
                 else:
-                    existing.extend(node.pages)
+                    existing.append(node.pages)
                     node.last_access, node.priority = now, max(node.priority, priority)
                     node.hits += 1
                     self._reorder(node)
                 num_done += num_pages
                 offset += num_bytes
         assert num_done <= len(pages), f"expected at least {num_done} pages, got {len(pages)}"
-        return InsertResult(node, existing)
+        return InsertResult(node, joined(existing))
 
     def _grow(self, node: TreeNode, new: Segment, pages: IntArray, now: float, priority: int, is_callers: bool) -> TreeNode:
-        """Put new tokens below `node`: as a leaf, or at the end of its edge where only the caller holds it (the next chunk of a prompt,
-        the next turn of a conversation: it inherits the hits)."""
+        """Put new tokens below `node`: as a leaf, or, where only the caller holds it, at the end of its edge, whose hits they inherit."""
         namespace, tokens = new
         is_alone = is_callers and node.lock_ref == 1 and not node.children and not node.pinned_until
         if is_alone and node.pages is not None and node.namespace == namespace:
@@ -241,8 +235,7 @@ class RadixTree:
     # ---- evict
 
     def evict(self, num_pages: int, now: float, cause: str = "evict") -> IntArray:
-        """Forget up to num_pages pages, in the policy's order, pinned ones last, and return their ids. Fewer come back only if the rest
-        is locked.
+        """Forget up to num_pages pages, in the policy's order, pinned ones last, and return their ids; fewer only if the rest is locked.
 
         A leaf that holds more than what is still needed is trimmed from its end.
         """

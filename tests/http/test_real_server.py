@@ -259,3 +259,15 @@ def test_probes_and_information(url: str) -> None:
     info = httpx.get(f"{url}/tokenizer_info").json()
     assert (info["bos_token"], info["eos_token"]) == ("<|im_start|>", "<|im_end|>")
     assert "<|im_start|>" in info["chat_template"]
+
+
+def test_a_pinned_prompt_is_computed_and_kept(client: openai.OpenAI, url: str) -> None:
+    assert httpx.post(f"{url}/flush_cache?timeout=10").status_code == 200
+    pinned = httpx.post(f"{url}/pin", json={"prompt": LONG_PROMPT, "ttl_s": 30}, timeout=60).json()
+    assert pinned["pinned_tokens"] == pinned["prompt_tokens"] > 100
+    assert f'radixserve_pinned_tokens{{model_name="smollm2-135m-instruct"}} {pinned["pinned_tokens"]}.0' in httpx.get(f"{url}/metrics").text
+    assert cached_tokens(client.completions.create(model="default", prompt=LONG_PROMPT, max_tokens=1)) == pinned["prompt_tokens"] - 1
+    beyond = httpx.post(f"{url}/pin", json={"prompt": [7] * 1100, "ttl_s": 30}, timeout=120).json()
+    assert beyond["pinned_tokens"] == 1024 - pinned["pinned_tokens"], "a quarter of the pool is the budget"
+    assert httpx.post(f"{url}/flush_cache?timeout=10").status_code == 200
+    assert 'radixserve_pinned_tokens{model_name="smollm2-135m-instruct"} 0.0' in httpx.get(f"{url}/metrics").text

@@ -150,7 +150,10 @@ class EchoEngine:
         request, num_top = running.request, running.request.sampling.logprobs
         output = RequestOutput(request.request_id, ids, len(request.prompt_ids), running.num_cached, running.num_tokens, reason)
         logprobs = () if num_top is None else tuple(echo_logprob(token_id, num_top) for token_id in ids)
-        return dataclasses.replace(output, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        pinned = None if request.pin_ttl_s is None else len(request.prompt_ids)
+        if pinned is not None:
+            self._stats.pinned_tokens = pinned
+        return dataclasses.replace(output, logprobs=logprobs, prompt_logprobs=prompt_logprobs, num_pinned_tokens=pinned)
 
     def flush_cache(self) -> bool:
         self.num_flushes += 1

@@ -1,0 +1,74 @@
+"""The adaptive policy on traces whose best policy is known, by whole replays through the real cache; and the duel itself."""
+
+import time
+from array import array
+from pathlib import Path
+
+import pytest
+
+from bench.eviction import read_trace, replay_tree
+from radixserve.core import IntArray
+from radixserve.tree.adaptive import Duel
+from radixserve.tree.radix_tree import RadixTree
+from tests.pure.helpers import ints, key
+
+NUM_PAGES, PAGE_SIZE = 256, 64
+
+
+def prompt(session: int, num_pages: int) -> IntArray:
+    return array("i", (session,)) * (num_pages * PAGE_SIZE)
+
+
+def conversations_among_one_offs(num_prompts: int) -> list[IntArray]:
+    """Every sixth prompt is one of twenty conversations, which so comes back after longer than lru keeps anything."""
+    return [prompt(turn // 6 % 20 if turn % 6 == 0 else 1000 + turn, 4) for turn in range(num_prompts)]
+
+
+def quick_returns(first: int, num_prompts: int) -> list[IntArray]:
+    """Each prompt comes three times within what lru keeps, and never again: what was seen again is the least worth keeping."""
+    return [prompt(first + (turn // 60) * 20 + turn % 20, 4) for turn in range(num_prompts)]
+
+
+def test_conversations_among_one_off_prompts_are_kept() -> None:
+    trace = conversations_among_one_offs(3000)
+    adaptive, lru = (replay_tree(trace, policy, NUM_PAGES, PAGE_SIZE) for policy in ("adaptive", "lru"))
+    assert lru.num_cached == 0
+    assert adaptive.hit_rate > 0.1, "a sixth is the most that there is, and the first conversations are met before anything is learnt"
+
+
+def test_where_lru_is_best_it_stays() -> None:
+    trace = quick_returns(0, 3000)
+    slru, adaptive, lru = (replay_tree(trace, policy, NUM_PAGES, PAGE_SIZE) for policy in ("slru", "adaptive", "lru"))
+    assert slru.num_cached < 0.9 * lru.num_cached, "the trace is one that a fixed policy loses"
+    assert adaptive.num_cached >= 0.98 * lru.num_cached
+
+
+def test_it_changes_its_mind_and_back() -> None:
+    trace = [*quick_returns(10**6, 2000), *conversations_among_one_offs(3000), *quick_returns(2 * 10**6, 3000)]
+    adaptive, lru = (replay_tree(trace, policy, NUM_PAGES, PAGE_SIZE) for policy in ("adaptive", "lru"))
+    assert adaptive.num_cached >= 0.98 * lru.num_cached
+
+
+def test_the_duel_counts_what_each_would_have_hit() -> None:
+    duel = Duel(4)
+    for ids in ([1, 2], [1, 2], [3, 4], [5, 6], [1, 2]):
+        duel.observe(ids)
+    assert duel.lru_score == pytest.approx(2 * duel._decay**6)
+    assert duel.probation_score == pytest.approx(2 * duel._decay**6 + 2)
+
+
+def test_block_ids_of_a_trace_become_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"hash_ids": [0, 7], "input_length": 514}\n{"token_ids": [1, 2]}\n')
+    assert list(read_trace(path)) == [ints([0] * 512, 7, 7), ints(1, 2)]
+
+
+def test_fifty_thousand_leaves_and_no_walk() -> None:
+    """MEM-02: one page at a time out of a large tree costs about log n."""
+    tree = RadixTree()
+    for i in range(50_000):
+        tree.insert(key(i, i), ints(1, 2), now=i)
+    start = time.process_time()
+    for now in range(1000):
+        tree.evict(1, now=50_000 + now)
+    assert (time.process_time() - start) / 1000 < 100e-6

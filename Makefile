@@ -6,11 +6,12 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install serve test check bench compat clean
+.PHONY: help install serve test soak check bench compat clean
 
 help:
 	@echo "make serve    install, and serve the default model on 127.0.0.1:30000   (ARGS=\"--port 8000\")"
 	@echo "make test     the whole test suite"
+	@echo "make soak     64 clients against a tiny pool for ten minutes     (ARGS=\"--seconds 60\")"
 	@echo "make check    ruff and mypy"
 	@echo "make bench    re-use on against off, on this machine"
 	@echo "make compat   other people's tools against a real server, each in an environment of its own: minutes, 8 GB on the first run"
@@ -36,6 +37,9 @@ serve: install
 
 test: install
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+soak: install
+	$(VENV)/bin/python -m tests.support.soak $(ARGS)
 
 check: install
 	$(VENV)/bin/ruff check .

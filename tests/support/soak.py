@@ -1,0 +1,220 @@
+"""The soak: clients that come, share prefixes and go at random, a tiny pool, forced retractions, flushes; nothing may leak, hang or differ.
+
+python -m tests.support.soak --seconds 600
+"""
+
+import argparse
+import gc
+import os
+import random
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from radixserve.core import FinishReason, Request
+from radixserve.engine.engine import Engine
+from tests.support.engine_runs import Answer, is_equal_up_to_a_near_tie, make_request, run, tiny_engine
+
+NUM_CLIENTS = 64
+NUM_KINDS = 160  # different requests; each comes again and again
+POOL_TOKENS = 640
+FORCED_INTERVAL = 20
+STEPS_BETWEEN_RESTS = 80
+MAX_GROWTH_BYTES = 32 * 2**20
+
+
+@dataclass(slots=True)
+class Client:
+    """At most one request at a time."""
+
+    number: int
+    num_sent: int = 0
+    request_id: str = ""
+    kind: int = 0
+    abort_in: int = -1  # steps; below 0: never
+    answer: Answer = field(default_factory=Answer)
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self.request_id)
+
+
+@dataclass(slots=True)
+class Report:
+    num_steps: int = 0
+    num_ended: int = 0
+    num_aborted: int = 0
+    num_near_ties: int = 0
+    num_flushes: int = 0
+    num_retracted: int = 0
+    num_cached_tokens: int = 0
+    memory_bytes: list[int] = field(default_factory=list)  # at each rest
+    num_objects: list[int] = field(default_factory=list)
+
+    def check_memory(self) -> None:
+        """The last third of the rests against the middle one; the first is warm-up."""
+        third = len(self.memory_bytes) // 3
+        assert third >= 1, f"expected at least 3 rests, got {len(self.memory_bytes)}: let it run for longer"
+        for values, allowed in ((self.memory_bytes, MAX_GROWTH_BYTES), (self.num_objects, 4000)):
+            growth = min(values[2 * third :]) - max(values[third : 2 * third])
+            assert growth <= allowed, f"grew by {growth}, allowed are {allowed}: {values}"
+
+
+def kinds(seed: int) -> list[dict[str, object]]:
+    """Prompts of a few families whose members part anywhere; mostly greedy, some sampled, some that stop early."""
+    rng = random.Random(seed)
+    families = [[rng.randrange(384) for _ in range(120)] for _ in range(6)]
+    result: list[dict[str, object]] = []
+    for number in range(NUM_KINDS):
+        shared = rng.choice(families)[: rng.randrange(60)]
+        prompt = shared + [rng.randrange(384) for _ in range(rng.randrange(1, 30))]
+        settings: dict[str, object] = {
+            "prompt": prompt,
+            "seed": number,
+            "max_tokens": rng.randrange(1, 90),
+            "logprobs": 2,
+            "temperature": 0.0,
+        }
+        if number % 8 == 0:
+            settings |= {"temperature": 1.0, "top_p": 0.9}
+        elif number % 8 == 1:
+            settings |= {"prompt_logprobs": 0}
+        elif number % 8 == 2:
+            settings |= {"ignore_eos": True}
+        result.append(settings)
+    return result
+
+
+def build(kind: dict[str, object], request_id: str) -> Request:
+    return make_request(request_id, **kind)  # type: ignore[arg-type]
+
+
+class Soak:
+    """One engine under load, its calm answers, and the clients."""
+
+    def __init__(self, model_dir: Path, page_size: int, is_tree_on: bool, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._kinds = kinds(seed)
+        options: dict[str, object] = {"page_size": page_size, "max_running_requests": 16, "chunked_prefill_size": 64}
+        calm = tiny_engine(model_dir, max_total_tokens=1 << 15, **options)
+        self._calm = run(calm, [build(kind, str(number)) for number, kind in enumerate(self._kinds)])
+        self._engine = self._pressed_engine(model_dir, disable_radix_cache=not is_tree_on, **options)
+        self._clients = [Client(number) for number in range(NUM_CLIENTS)]
+        self._by_id: dict[str, Client] = {}
+        self.report = Report()
+
+    @staticmethod
+    def _pressed_engine(model_dir: Path, **options: object) -> Engine:
+        before = os.environ.get("RADIXSERVE_TEST_RETRACT")
+        os.environ["RADIXSERVE_TEST_RETRACT"] = str(FORCED_INTERVAL)
+        try:
+            return tiny_engine(model_dir, max_total_tokens=POOL_TOKENS, schedule_conservativeness=0.0, **options)
+        finally:
+            del os.environ["RADIXSERVE_TEST_RETRACT"]
+            if before is not None:
+                os.environ["RADIXSERVE_TEST_RETRACT"] = before
+
+    def run_for(self, seconds: float) -> Report:
+        """At least three rests are made, however short it is."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end or len(self.report.memory_bytes) < 3:
+            for _ in range(STEPS_BETWEEN_RESTS):
+                self._start_some()
+                self._abort_some()
+                self._step()
+            self._rest()
+        self.report.check_memory()
+        return self.report
+
+    def _start_some(self) -> None:
+        for client in self._clients:
+            if not client.is_busy and self._rng.random() < 0.3:
+                client.num_sent += 1
+                client.request_id = f"client-{client.number}-{client.num_sent}"
+                client.kind = self._rng.randrange(NUM_KINDS)
+                client.abort_in = self._rng.randrange(60) if self._rng.random() < 0.15 else -1
+                client.answer = Answer()
+                self._by_id[client.request_id] = client
+                self._engine.add(build(self._kinds[client.kind], client.request_id))
+
+    def _abort_some(self) -> None:
+        for client in self._clients:
+            if client.is_busy:
+                client.abort_in -= 1
+                if client.abort_in == 0:
+                    self._engine.abort(client.request_id)
+
+    def _step(self) -> None:
+        if self._rng.random() < 0.05:
+            is_busy = bool(self._by_id)
+            assert self._engine.flush_cache() != is_busy or not self._engine.has_work, "a flush is refused while anybody is there"
+        for output in self._engine.step():
+            client = self._by_id[output.request_id]  # KeyError: news of a request that ended before
+            client.answer.take(output)
+            if output.is_final:
+                del self._by_id[client.request_id]
+                self._check(client)
+                client.request_id = ""
+        self.report.num_steps += 1
+
+    def _check(self, client: Client) -> None:
+        answer, calm, report = client.answer, self._calm[str(client.kind)], self.report
+        assert answer.final is not None and calm.final is not None
+        report.num_ended += 1
+        if answer.final.finish_reason is FinishReason.ABORT:
+            report.num_aborted += 1
+            assert client.abort_in <= 0
+            calm = Answer(calm.token_ids[: len(answer.token_ids)], calm.logprobs[: len(answer.token_ids)])
+        if self._kinds[client.kind]["temperature"] == 0.0:
+            is_equal = is_equal_up_to_a_near_tie(answer, calm)
+            report.num_near_ties += not is_equal
+        else:
+            is_equal = answer.token_ids == calm.token_ids
+            assert is_equal, f"{client.request_id}: a seeded sample differs"
+        assert len(answer.logprobs) == len(answer.token_ids)
+        if answer.final.finish_reason is not FinishReason.ABORT and is_equal:
+            assert answer.final.finish_reason is self._calm[str(client.kind)].final.finish_reason  # type: ignore[union-attr]
+            assert len(answer.prompt_logprobs) == len(calm.prompt_logprobs)
+
+    def _rest(self) -> None:
+        """Let all come to an end, forget the cache, and look at the memory."""
+        for _ in range(100_000):
+            if not self._engine.has_work:
+                break
+            self._abort_some()
+            self._step()
+        assert not self._by_id, f"{len(self._by_id)} requests have no end"
+        assert self._engine.flush_cache()
+        stats = self._engine.stats()
+        assert stats.free_tokens == stats.pool_tokens
+        assert stats.requests_total == stats.finished_total + stats.aborted_total == self.report.num_ended
+        report = self.report
+        report.num_flushes += 1
+        report.num_retracted, report.num_cached_tokens = stats.retracted_total, stats.cached_tokens_total
+        gc.collect()
+        report.num_objects.append(len(gc.get_objects()))
+        report.memory_bytes.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    args = parser.parse_args()
+    import torch
+
+    from tests.support.tiny_models import make_tiny_model
+
+    torch.set_num_threads(1)
+    print(f"seed {args.seed}", flush=True)
+    with tempfile.TemporaryDirectory() as directory:
+        model_dir = make_tiny_model(Path(directory), "llama", True)
+        setups = [(1, True), (16, True), (1, False), (16, False)]
+        for page_size, is_tree_on in setups:
+            report = Soak(model_dir, page_size, is_tree_on, args.seed).run_for(args.seconds / len(setups))
+            print(f"page size {page_size}, tree {'on' if is_tree_on else 'off'}: {report}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -100,7 +100,25 @@ class CacheConfig(_Checked):
 class SchedulerConfig(_Checked):
     """Who runs in a step."""
 
-    schedule_policy: str = option("lpm", "order of the waiting queue: lpm (longest cached prefix first) or fcfs", choices=("lpm", "fcfs"))
+    schedule_policy: str = option(
+        "lpm",
+        "order of the waiting queue: lpm (longest cached prefix first), fcfs (first come, first served), dfs-weight (the heaviest cached "
+        "branch of the waiting prompts first) or cost (least estimated work first); priority comes first, and the wait is bounded, in all",
+        choices=("lpm", "fcfs", "dfs-weight", "cost"),
+    )
+    lpm_age_credit: int = option(
+        64, "cached tokens (for cost: prompt tokens computed) that count as much as one pass of admissions waited", low=1
+    )
+    lpm_max_overtaken: int = option(
+        64, "a request that so many later arrivals were admitted before goes before all others, and nobody passes it, in any policy", low=1
+    )
+    priority_aging_passes: int = option(
+        256, "passes of admissions that one step of priority is worth: a lower one that has waited longer goes first", low=1
+    )
+    priority_scheduling_preemption_threshold: int = option(
+        10, "a request that finds no room has those retracted whose priority is lower by more than this", low=0
+    )
+    disable_priority_preemption: bool = option(False, "never retract a running request in favour of a more urgent one")
     chunked_prefill_size: int | None = option(
         None, "token budget of one step, shared by decode rows and prompt chunks (default: 512 on a CPU, 8192 on a GPU)", low=1
     )

@@ -1,18 +1,54 @@
-"""In which order waiting requests are admitted."""
+"""WaitingQueue: who waits, and who is admitted next.
 
-from collections.abc import Callable, Iterator
+The wait is bounded, in two ways, whatever else comes (order/policies.py says what `arrived` means for classes of priority):
 
+- by score (lpm): only requests that arrived at most ceil(max_match / credit) passes later can go before a waiting one, as nobody's match
+  is longer than max_match and each pass is worth `credit` tokens; a class of priority adds its own passes. Likewise for cost, with the
+  largest cost for max_match; dfs-weight has no such bound
+- hard, in every policy: each admission of a later arrival counts, and who was overtaken --lpm-max-overtaken times goes before all later
+  arrivals, and if it does not fit, nobody is admitted until it does. A burst of any size in one pass counts like any other
+
+Who waits for a leader (sharing.py) neither goes first nor blocks others meanwhile: the bound holds from when its leader is done with it.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from radixserve.config import SchedulerConfig
+from radixserve.scheduler.order.bound import Overtakings
+from radixserve.scheduler.order.coverage import Coverage
+from radixserve.scheduler.order.policies import arrival, make_rules
+from radixserve.scheduler.order.prompt_tree import PromptNode, PromptTree
+from radixserve.scheduler.order.ranking import Ranking, Rules
+from radixserve.scheduler.sharing import InFlight
 from radixserve.scheduler.state import RequestState
+from radixserve.tree.key import TOKEN_BYTES
 from radixserve.tree.prefix_cache import PageCache
 
 
 class WaitingQueue:
-    """The waiting requests by id, in order of arrival; ordered() gives them in the policy's order."""
+    """The waiting requests by id. start_pass(), then head() and admitted() in turn, with no add() between."""
 
-    def __init__(self, policy: str, cache: PageCache) -> None:
-        self._order = POLICIES[policy]
+    def __init__(self, config: SchedulerConfig, cache: PageCache, rules: Rules | None = None) -> None:
+        """rules: for tests, another policy than the config's."""
         self._cache = cache
         self._states: dict[str, RequestState] = {}
+        self._pass = 0
+        self._has_admitted = False  # in this pass
+        self._prompt_tokens, self._cached_tokens = 1, 0  # of admitted requests
+        self._overtakings = Overtakings(config.lpm_max_overtaken)
+        page_bytes = cache.page_size * TOKEN_BYTES
+        self._arrival = Ranking(arrival(config), 0, TOKEN_BYTES)
+        self._order, rankings = self._arrival, [self._arrival]
+        if rules is not None or config.schedule_policy != "fcfs":
+            self._order = Ranking(rules or make_rules(config, self._num_short_tokens), 1, TOKEN_BYTES)
+            rankings.append(self._order)
+        self._rankings = tuple(rankings)
+        self._prompts = PromptTree(page_bytes, len(self._rankings), self)
+        self._in_flight = InFlight(self._prompts, self._refresh_values, self._overdue_in)
+        self._coverage = Coverage(self._prompts.root, page_bytes, self._refresh_values)
+        cache_root = cache.watch(self._coverage)
+        if cache_root is not None:
+            self._coverage.cleared(cache_root)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -23,36 +59,96 @@ class WaitingQueue:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._states
 
-    def add(self, state: RequestState) -> None:
-        self._states[state.request.request_id] = state
-
-    def put_back(self, state: RequestState) -> None:
-        """Take in a retracted request, at the place that its arrival gives it."""
-        self.add(state)
-        self._states = {one.request.request_id: one for one in sorted(self, key=lambda one: one.arrival)}
-
     def get(self, request_id: str) -> RequestState | None:
         return self._states.get(request_id)
 
+    def add(self, state: RequestState) -> None:
+        """Take in a request. One that was retracted stands where its arrival belongs."""
+        if state.arrival_pass < 0:
+            state.arrival_pass = self._pass + self._has_admitted
+        self._states[state.request.request_id] = state
+        node = self._prompts.add(state, state.token_ids[: max(0, state.max_cached)].tobytes())
+        for ranking in self._rankings:
+            ranking.add(state, node)
+
     def remove(self, request_id: str) -> RequestState | None:
-        return self._states.pop(request_id, None)
+        state = self._states.pop(request_id, None)
+        if state is not None:
+            for ranking in self._rankings:
+                ranking.drop(state, self._prompts.place(request_id))
+            self._refresh(self._prompts.remove(request_id))
+        return state
 
-    def ordered(self) -> list[RequestState]:
-        return self._order(list(self._states.values()), self._cache)
+    # ---- a pass of admissions
 
+    def start_pass(self, running: Iterable[RequestState]) -> None:
+        """Look who runs. Several in a row are one pass."""
+        self._pass += self._has_admitted
+        self._has_admitted = False
+        if self._cache.is_shared:
+            self._in_flight.look(running)
 
-def fcfs(waiting: list[RequestState], cache: PageCache) -> list[RequestState]:
-    """Higher priority first; then first come, first served."""
-    return sorted(waiting, key=lambda state: -state.request.priority)
+    def head(self) -> RequestState | None:
+        """Who is admitted next, or else nobody; None if all wait for a leader."""
+        oldest = self._arrival.first(self._prompts.root)
+        if oldest is None or self._overtakings.is_overdue(self._arrival.key(oldest.request.request_id)):
+            return oldest
+        return self._order.first(self._prompts.root)
 
+    def admitted(self, state: RequestState) -> None:
+        """The head runs now: it is no longer here, and others may follow it."""
+        self._has_admitted = True
+        self._prompt_tokens += len(state.token_ids)
+        self._cached_tokens += state.num_computed
+        self._overtakings.admitted(self._arrival.key(state.request.request_id))
+        self.remove(state.request.request_id)
+        if self._cache.is_shared:
+            self._in_flight.follow(state)
 
-def lpm(waiting: list[RequestState], cache: PageCache) -> list[RequestState]:
-    """Higher priority first; then longest cached prefix; equal lengths in order of arrival. Nothing is matched twice in one version."""
-    for state in waiting:
-        if state.match_version != cache.version and not state.is_following:
-            state.matched = cache.match(state.request.namespace, state.token_ids, state.max_cached).num_tokens
-            state.match_version = cache.version
-    return sorted(waiting, key=lambda state: (-state.request.priority, -state.matched))
+    def stands_before(self, waiting: RequestState, running: RequestState) -> bool:
+        """Whether a waiting request would go first if the other were retracted now, and came to wait with all that it computed cached."""
+        return all(ranking.key_at(waiting, 0) < ranking.key_at(running, running.num_computed) for ranking in self._rankings)
 
+    def _overdue_in(self, node: PromptNode) -> RequestState | None:
+        oldest = self._arrival.oldest(node)
+        return oldest if oldest is not None and self._overtakings.is_overdue(self._arrival.key(oldest.request.request_id)) else None
 
-POLICIES: dict[str, Callable[[list[RequestState], PageCache], list[RequestState]]] = {"lpm": lpm, "fcfs": fcfs}
+    def _num_short_tokens(self, state: RequestState) -> float:
+        """Tokens of the cache that it displaces, times the share of prompts that was found again so far."""
+        num_missing = state.total_pages - self._cache.num_free_pages
+        return max(0, num_missing) * self._cache.page_size * self._cached_tokens / self._prompt_tokens
+
+    # ---- the prompts' tree changes its shape (prompt_tree.Follower)
+
+    def _refresh(self, node: PromptNode) -> None:
+        for ranking in self._rankings:
+            ranking.refresh(node)
+
+    def _refresh_values(self, node: PromptNode) -> None:
+        for ranking in self._rankings:
+            ranking.refresh(node, has_other_requests=False)
+
+    def node_added(self, node: PromptNode) -> None:
+        self._coverage.node_added(node)
+
+    def node_split(self, upper: PromptNode, lower: PromptNode) -> None:
+        self._coverage.node_split(upper, lower)
+        assert upper.parent is not None
+        for ranking in self._rankings:
+            ranking.take_out(lower, upper.parent)
+        self._refresh(lower)
+
+    def node_removed(self, node: PromptNode) -> None:
+        self._coverage.node_removed(node)
+        self._in_flight.removed(node)
+        assert node.parent is not None
+        for ranking in self._rankings:
+            ranking.take_out(node, node.parent)
+
+    def node_joined(self, upper: PromptNode, lower: PromptNode) -> None:
+        self._coverage.node_joined(upper, lower)
+        self._in_flight.removed(upper)
+        assert lower.parent is not None
+        for ranking in self._rankings:
+            ranking.take_out(upper, lower.parent)
+        self._refresh(lower)

@@ -62,7 +62,7 @@ class RunningRequests(Mapping[str, RequestState]):
         if write is not None:
             state.page_writes.append(write)
         ttl_s = state.request.pin_ttl_s
-        if ttl_s is not None and state.num_pinned is None and not state.is_prefilling:
+        if ttl_s is not None and state.num_pinned is None and state.num_computed >= state.num_prompt:
             state.num_pinned = self._cache.pin(state.request.namespace, state.request.prompt_ids, ttl_s, now).num_tokens
 
     def stop(self, state: RequestState, now: float) -> None:

@@ -31,10 +31,11 @@ from radixserve.metrics import EngineStats
 from radixserve.scheduler.admission import Room, check_length
 from radixserve.scheduler.chunk_size import ChunkSize
 from radixserve.scheduler.ends import End, OutsideEnds, end_short
+from radixserve.scheduler.order.ranking import Rules
 from radixserve.scheduler.policy import WaitingQueue
+from radixserve.scheduler.preemption import Preemption
 from radixserve.scheduler.pressure import NewTokenRatio, forced_victim, loses_least
 from radixserve.scheduler.running import RunningRequests
-from radixserve.scheduler.sharing import is_worth_waiting
 from radixserve.scheduler.state import RequestState
 from radixserve.tree.prefix_cache import PageCache
 
@@ -51,8 +52,9 @@ class Scheduler:
         context_length: int,
         eos_token_ids: frozenset[int] = frozenset(),
         forced_retraction_interval: int | None = None,
+        rules: Rules | None = None,
     ) -> None:
-        """forced_retraction_interval: for tests, retract somebody every so many steps (RADIXSERVE_TEST_RETRACT)."""
+        """For tests: retract somebody every so many steps (RADIXSERVE_TEST_RETRACT), another waiting order than the config's."""
         assert config.chunked_prefill_size is not None and config.max_running_requests is not None
         assert config.chunked_prefill_size >= config.max_running_requests, "each running request needs a token of every step's budget"
         self._config = config
@@ -60,12 +62,13 @@ class Scheduler:
         self.context_length = context_length
         self.max_step_tokens = config.chunked_prefill_size
         self._eos_token_ids = eos_token_ids
-        self._waiting = WaitingQueue(config.schedule_policy, cache)
+        self._waiting = WaitingQueue(config, cache, rules)
         self._running = RunningRequests(cache, config.max_running_requests)
         self._new_token_ratio = NewTokenRatio(config.schedule_conservativeness)
         self._forced_retraction_interval = forced_retraction_interval
         self._chunk_size = ChunkSize(config.target_step_ms / 1000, self.max_step_tokens) if config.target_step_ms else None
         self._room = Room(cache, self._running, self._new_token_ratio)
+        self._preemption = Preemption(config, cache, self._waiting, self._running, self._room)
         self._ends = OutsideEnds(config, self._waiting, self._running)
         self._in_flight: list[tuple[RequestState, ScheduledRow]] = []  # the rows of the last batch, until update()
         self._outbox: list[RequestOutput] = []
@@ -131,6 +134,8 @@ class Scheduler:
             self._end(end, now)
         self._force_retraction(now)
         self._relieve(now)
+        for victim in self._preemption.victims(self.new_token_ratio):
+            self._retract(victim, now)
         decoding = [state for state in self._running.values() if state.is_decoding]
         prefilling = [state for state in self._running.values() if not state.is_decoding]
         self.cache.make_room(sum(state.needs_page(1, self.cache.page_size) for state in decoding), now)
@@ -191,10 +196,10 @@ class Scheduler:
         """Admit waiting requests one by one, in the policy's order, while the caller asks for more; the first that does not fit ends it."""
         if not self._waiting or not self._running.num_free_slots or not self._room.recount():
             return
-        for state in self._waiting.ordered():
-            if is_worth_waiting(state, self._running.values(), self.cache):
-                continue
-            if not self._running.num_free_slots or not self._try_admit(state, now):
+        self._waiting.start_pass(self._running.values())
+        while self._running.num_free_slots:
+            state = self._waiting.head()
+            if state is None or not self._try_admit(state, now):
                 return
             yield state
 
@@ -203,10 +208,10 @@ class Scheduler:
         match = self.cache.match(state.request.namespace, state.token_ids, state.max_cached)
         if not self._room.take(state, match):
             return False
-        self._waiting.remove(state.request.request_id)
         if not self._running:
             self._new_token_ratio.reset()
         self._running.start(state, match, now)
+        self._waiting.admitted(state)
         if not state.was_retracted:  # what is said of a request is said of its first admission
             state.num_cached = match.num_tokens
             state.queue_time_s = now - state.arrival_s
@@ -250,7 +255,7 @@ class Scheduler:
         """
         self._running.stop(state, now)
         state.retract()
-        self._waiting.put_back(state)
+        self._waiting.add(state)
         self._room.forget_blocked()
         self.totals.retracted_total += 1
 

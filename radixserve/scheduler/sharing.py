@@ -2,44 +2,63 @@
 
 leader     [ computed |    being computed, chunk by chunk    | its own end ]
 follower   [ ........... begins the same ............ | its own end ]
-                                                      ^ leader_end, whole pages
+                      ^ cached up to here; the next page is the leader's next: it waits
+
+All prompts that go on with the leader's next page lie below one node of the prompts' tree: one mark on it holds them all, however many.
+
+Nobody waits for ever: a leader computes in every step that computes prompts at all, and one that ends, or gets to where the two part, is
+no leader any more. A request that is overdue (order/bound.py) waits for one leader at most, the one it has when that is noticed; after
+that it goes first, and computes for itself.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from radixserve.core import IntArray
+from radixserve.scheduler.order.prompt_tree import PromptNode, PromptTree
 from radixserve.scheduler.state import RequestState
-from radixserve.tree.key import TOKEN_BYTES, common_length
-from radixserve.tree.prefix_cache import PageCache
 
 
-def is_worth_waiting(state: RequestState, running: Iterable[RequestState], cache: PageCache) -> bool:
-    """Whether a running request is about to compute at least a page of this one's prefix that the tree does not have yet.
+class InFlight:
+    """Marks the nodes of the prompts' tree below which all wait for a leader. `on_change` is called for each whose mark changed;
+    `overdue_in` gives the first of a node's requests if it is overdue."""
 
-    Nobody waits for ever: a leader computes in every step that computes prompts at all, and one that ends, or gets to where the two
-    part, is no leader any more.
-    """
-    if not cache.is_shared:
-        return False
-    if state.is_following:
-        return True
-    state.leader, matched = None, None
-    tokens = state.token_ids.tobytes()
-    for leader in running:
-        if not leader.is_prefilling or leader.request.namespace != state.request.namespace:
-            continue
-        shared = min(common_tokens(leader.request.prompt_ids, tokens), state.max_cached)
-        end = shared - shared % cache.page_size
-        if end < leader.num_computed + cache.page_size:
-            continue
-        if matched is None:
-            matched = cache.match(state.request.namespace, state.token_ids, state.max_cached).num_tokens
-        if end >= matched + cache.page_size:
-            state.leader, state.leader_end = leader, end
-            return True
-    return False
+    def __init__(
+        self,
+        prompts: PromptTree,
+        on_change: Callable[[PromptNode], None],
+        overdue_in: Callable[[PromptNode], RequestState | None],
+    ) -> None:
+        self._prompts = prompts
+        self._on_change = on_change
+        self._overdue_in = overdue_in
+        self._held: dict[int, PromptNode] = {}  # by id
 
+    def look(self, leaders: Iterable[RequestState]) -> None:
+        """Hold whoever a running request computes for, and let go all others."""
+        before, self._held = self._held, {}
+        for leader in leaders:
+            self.follow(leader)
+        for number, node in before.items():
+            if number not in self._held and node.holder is not None:
+                node.holder = None
+                self._on_change(node)
 
-def common_tokens(token_ids: IntArray, tokens: bytes) -> int:
-    """How many leading tokens are equal; `tokens` are int32 each."""
-    return common_length(token_ids.tobytes(), tokens, 0, len(tokens), TOKEN_BYTES) // TOKEN_BYTES
+    def follow(self, leader: RequestState) -> None:
+        """Hold those who go on with what this running request computes next."""
+        if leader.is_decoding:
+            return
+        node = self._prompts.frontier(leader.request.namespace, leader.token_ids.tobytes())
+        if node is None or id(node) in self._held:
+            return
+        overdue = self._overdue_in(node)
+        if overdue is not None:
+            if overdue.leader is not None and overdue.leader is not leader:
+                return
+            overdue.leader = leader
+        self._held[id(node)] = node
+        if node.holder is not leader:
+            node.holder = leader
+            self._on_change(node)
+
+    def removed(self, node: PromptNode) -> None:
+        """The node is gone from the tree. Other changes of shape wait for the next look()."""
+        self._held.pop(id(node), None)

@@ -18,14 +18,12 @@ class RequestState:
 
     __slots__ = (
         "arrival",
+        "arrival_pass",
         "arrival_s",
         "first_row_sent",
         "has_sampled",
         "is_guaranteed",
         "leader",
-        "leader_end",
-        "match_version",
-        "matched",
         "next_scored",
         "num_cached",
         "num_computed",
@@ -47,10 +45,8 @@ class RequestState:
         self.arrival_s = arrival_s
         self.token_ids: IntArray = request.prompt_ids[:]
         self.total_pages = total_pages  # of prompt and max_tokens
-        self.matched = 0  # tokens re-used if it were admitted at match_version
-        self.match_version = -1
-        self.leader: RequestState | None = None  # a running request that computes this one's prefix right now
-        self.leader_end = 0  # up to here
+        self.arrival_pass = -1  # passes of admissions before it came to wait first; -1: not yet
+        self.leader: RequestState | None = None  # the one that it waits for since it is overdue
         self.queue_time_s = 0.0
         self.num_cached = 0
         self.num_retractions = 0  # under memory pressure
@@ -84,16 +80,6 @@ class RequestState:
     def max_cached(self) -> int:
         """Tokens that may be re-used: the logits that score position next_scored are those of the position before it."""
         return (self.next_scored if self.next_scored < self.num_prompt else len(self.token_ids)) - 1
-
-    @property
-    def is_prefilling(self) -> bool:
-        return self.path is not None and self.num_computed < self.num_prompt
-
-    @property
-    def is_following(self) -> bool:
-        """Its leader still computes what both begin with."""
-        leader = self.leader
-        return leader is not None and leader.is_prefilling and leader.num_computed < self.leader_end
 
     @property
     def is_decoding(self) -> bool:
@@ -138,7 +124,6 @@ class RequestState:
         """Back to waiting, without pages and slot: once admitted again, it computes anew what the tree does not have."""
         self.path, self.slot, self.num_computed, self.page_writes = None, -1, 0, []
         self.first_row_sent = self.has_sampled = False
-        self.match_version = -1
         self.num_output_at_retraction = self.num_output
 
     def output(

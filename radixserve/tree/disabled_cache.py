@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from radixserve.core import IntArray, Namespace, PageWrite
 from radixserve.tree.account import check_pages
 from radixserve.tree.explain import MatchExplanation
+from radixserve.tree.node import TreeNode
 from radixserve.tree.page_pool import PagePool
 from radixserve.tree.pins import PinResult
 from radixserve.tree.prefix_cache import PagePath, PrefixMatch, timed
+from radixserve.tree.watcher import TreeWatcher
 
 
 class DisabledCache:
@@ -61,6 +63,9 @@ class DisabledCache:
 
     def num_pinned_pages(self, now: float) -> int:
         return 0
+
+    def watch(self, watcher: TreeWatcher) -> TreeNode | None:
+        return None
 
     def explain(self, namespace: Namespace, token_ids: IntArray) -> MatchExplanation | None:
         return None

@@ -19,6 +19,7 @@ from radixserve.tree.node import TreeNode
 from radixserve.tree.page_pool import PagePool
 from radixserve.tree.pins import PinResult
 from radixserve.tree.radix_tree import RadixTree
+from radixserve.tree.watcher import TreeWatcher
 
 
 class PagePath:
@@ -86,6 +87,7 @@ class PageCache(Protocol):
     def flush(self, now: float) -> None: ...
     def pin(self, namespace: Namespace, token_ids: IntArray, ttl_s: float, now: float) -> PinResult: ...
     def num_pinned_pages(self, now: float) -> int: ...
+    def watch(self, watcher: TreeWatcher) -> TreeNode | None: ...
     def explain(self, namespace: Namespace, token_ids: IntArray) -> MatchExplanation | None: ...
     def check_account(self, paths: Iterable[PagePath]) -> None: ...
 
@@ -248,6 +250,11 @@ class PrefixCache:
     def num_pinned_pages(self, now: float) -> int:
         self.tree.expire_pins(now)
         return self.tree.pins.num_pages
+
+    def watch(self, watcher: TreeWatcher) -> TreeNode | None:
+        """Tell the watcher, in place of any earlier one, what changes from now on. Returns the tree's root; None if there is no tree."""
+        self.tree.watcher = watcher
+        return self.tree.root
 
     def explain(self, namespace: Namespace, token_ids: IntArray) -> MatchExplanation | None:
         """Why a prompt hits or misses, without changing anything."""

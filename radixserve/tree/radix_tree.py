@@ -18,6 +18,7 @@ from radixserve.tree.key import TOKEN_BYTES, Segment, TreeKey, common_length
 from radixserve.tree.matching import Match, joined, longest_match
 from radixserve.tree.node import TreeNode
 from radixserve.tree.pins import PinBook, PinResult
+from radixserve.tree.watcher import NO_WATCHER, TreeWatcher
 
 
 class InsertResult(NamedTuple):
@@ -44,6 +45,7 @@ class RadixTree:
         self.ghosts = GhostList(max_ghost_tokens, self._page_bytes)
         self.pins = PinBook(max_pinned_pages)
         self._events = EventLog(on_event)
+        self.watcher: TreeWatcher = NO_WATCHER
         self.root = TreeNode(BASE_NAMESPACE, b"", None, None, 0.0)
         self.version = 0  # grows with every change of which tokens are matched by which page
         self.growth = 0  # grows with every change by which a match may become longer
@@ -176,6 +178,7 @@ class RadixTree:
             self.num_locked_pages += len(pages)
             self.version += 1
             self.growth += 1
+            self.watcher.grew(node, len(tokens))
             return node
         leaf = TreeNode(namespace, tokens, None, node, now)
         leaf.priority = priority
@@ -195,6 +198,7 @@ class RadixTree:
         node.last_access = now
         self._reorder(node)
         self._events.emit("insert", node, node.tokens, now)
+        self.watcher.grew(node, len(node.tokens))
 
     def _reorder(self, node: TreeNode) -> None:
         if node.is_evictable_leaf:
@@ -225,6 +229,7 @@ class RadixTree:
         else:
             self.ghosts.shrink(num_bytes)  # the upper half of a ghost is split off only to be revived
         self.version += 1
+        self.watcher.split(upper, node)
         return upper
 
     # ---- evict
@@ -263,6 +268,7 @@ class RadixTree:
         parent.num_live_children -= 1
         self._reorder(parent)
         self.ghosts.add(leaf, now, cause)
+        self.watcher.cut(leaf, 0)
 
     def _trim(self, leaf: TreeNode, num_pages: int, now: float) -> None:
         """Cut the last num_pages pages off a leaf; their tokens become a ghost below it."""
@@ -275,6 +281,7 @@ class RadixTree:
         ghost = self.ghosts.take_tail(leaf, tail)
         self.order.put(leaf)
         self.ghosts.add(ghost, now, "trim")
+        self.watcher.cut(leaf, cut)
 
     def clear(self, now: float) -> IntArray:
         """Forget everything, ghosts too, and return all page ids. Nothing may be locked."""
@@ -289,6 +296,7 @@ class RadixTree:
         self.num_evictable_pages = 0
         self.version += 1
         self._events.emit_flush(now)
+        self.watcher.cleared(self.root)
         return freed
 
     def nodes(self) -> list[TreeNode]:

@@ -14,7 +14,7 @@ def with_priority(one: Request, priority: int) -> Request:
     return dataclasses.replace(one, priority=priority)
 
 
-@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+@pytest.mark.parametrize("policy", ["lpm", "fcfs", "dfs-weight", "cost"])
 def test_higher_priority_runs_first(policy: str) -> None:
     bench = Bench(rows=1, policy=policy)
     bench.add(request("warm", range(2, 30), max_tokens=1))

@@ -282,7 +282,7 @@ prompts = st.lists(
     page_size=st.sampled_from([1, 4, 16]),
     chunk=st.sampled_from([4, 7, 64]),
     is_shared=st.booleans(),
-    policy=st.sampled_from(["lpm", "fcfs"]),
+    policy=st.sampled_from(["lpm", "fcfs", "dfs-weight", "cost"]),
     seed=st.integers(0, 2**16),
 )
 def test_any_load_gives_the_answers_of_each_request_alone(

@@ -1,5 +1,6 @@
 """In-flight sharing: what is being computed right now is waited for, not computed again; and nobody waits for ever."""
 
+import dataclasses
 import random
 
 import pytest
@@ -10,16 +11,19 @@ from tests.pure.helpers import expected_tokens, request
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-@pytest.mark.parametrize("policy", ["lpm", "fcfs"])
+@pytest.mark.parametrize("policy", ["lpm", "fcfs", "dfs-weight", "cost"])
 def test_sixteen_equal_prompts_compute_one_prompt_and_sixteen_tails(page_size: int, policy: str) -> None:
     bench = Bench(num_pages=4096 // page_size, page_size=page_size, chunk=32, rows=16, policy=policy)
     prompt = list(range(2, 202))
     for i in range(16):
-        bench.add(request(f"a{i}", prompt, max_tokens=3, ignore_eos=True))
+        # four choices each of a batch of four: requests like any others
+        one = request(f"{i // 4}-{i % 4}", prompt, max_tokens=3, ignore_eos=True)
+        bench.add(dataclasses.replace(one, choice_index=i % 4))
     bench.drain()
-    assert bench.scheduler.totals.prefill_tokens_total <= len(prompt) + 15 * page_size
+    tail = len(prompt) - (len(prompt) - 1) // page_size * page_size
+    assert bench.scheduler.totals.prefill_tokens_total == len(prompt) + 15 * tail
     for i in range(16):
-        assert bench.tokens(f"a{i}") == expected_tokens(prompt, 3)
+        assert bench.tokens(f"{i // 4}-{i % 4}") == expected_tokens(prompt, 3)
 
 
 def test_followers_part_from_their_leader_where_the_prompts_do() -> None:
@@ -60,6 +64,32 @@ def test_followers_go_on_when_their_leader_is_aborted() -> None:
     assert bench.scheduler.totals.prefill_tokens_total == len(prompt) + 2, "two chunks of the leader were of use"
     for i in (1, 2, 3):
         assert bench.tokens(f"a{i}") == expected_tokens(prompt, 2)
+
+
+def test_followers_go_on_when_their_leader_is_retracted() -> None:
+    bench = Bench(num_pages=2000, chunk=16, rows=4)
+    prompt = list(range(2, 130))
+    bench.add(*(request(f"a{i}", prompt, max_tokens=2, ignore_eos=True) for i in range(4)))
+    bench.step()
+    bench.step()
+    bench.scheduler._retract(bench.scheduler._running["a0"], bench.now)
+    bench.drain()
+    assert bench.scheduler.totals.prefill_tokens_total == len(prompt) + 3, "the first to be admitted again leads the others"
+    for i in range(4):
+        assert bench.tokens(f"a{i}") == expected_tokens(prompt, 2)
+
+
+def test_a_leader_that_times_out_frees_its_followers() -> None:
+    bench = Bench(num_pages=2000, chunk=4, rows=4, request_timeout_s=10.0)
+    prompt = list(range(2, 66))
+    bench.add(request("leader", prompt, max_tokens=1))
+    for _ in range(9):
+        bench.step()
+    bench.add(request("follower", prompt, max_tokens=1))
+    bench.drain()
+    assert bench.final("leader").finish_reason is FinishReason.ERROR
+    assert bench.tokens("follower") == expected_tokens(prompt, 1)
+    assert bench.scheduler.totals.prefill_tokens_total == 64
 
 
 def test_nobody_waits_across_namespaces_or_without_a_tree() -> None:
@@ -118,7 +148,7 @@ def test_random_families_of_prompts() -> None:
     """Trees of prompts, arriving at random: right answers, and no prefix computed twice but for what was evicted or rounded."""
     for seed in range(30):
         rng = random.Random(seed)
-        bench = Bench(num_pages=4000, chunk=rng.choice([8, 24, 64]), rows=8, policy=rng.choice(["lpm", "fcfs"]))
+        bench = Bench(num_pages=4000, chunk=rng.choice([8, 24, 64]), rows=8, policy=rng.choice(["lpm", "fcfs", "dfs-weight", "cost"]))
         prompts: list[list[int]] = [[rng.randrange(2, 900) for _ in range(30)]]
         for _ in range(20):
             parent = rng.choice(prompts)

@@ -1,0 +1,34 @@
+"""CostModel: what a request is expected to cost, in seconds of the machine. For the order of the `cost` policy, not for promises.
+
+prefill(n)        a n + b n^2: a prompt of n tokens alone. A match of p saves prefill(p), so what is left is prefill(n) - prefill(p):
+                  linears see n - p tokens, attention n^2 - p^2
+decode(r)         c per token that it is expected to generate: what one more row adds to a step that runs anyway
+pressure(t)       a per token that must be evicted for it and is expected to be wanted again: it will be computed again
+queue             - credit per pass that it has waited (order/policies.py)
+"""
+
+from dataclasses import dataclass
+
+from radixserve.scheduler.pressure import CLIP_MAX_NEW_TOKENS
+from radixserve.scheduler.state import RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """From figures of the default model in bench/LOG.md (2026-11-30, 2 cores): a and b solve the cold times to first token of 1,024 and
+    2,048 tokens (1.118 and 2.92 s; they give 8.57 s for 4,096, measured 8.44 and 9.29), c is what rows 2 to 8 add to a decode step (37.9 ms
+    for one row, 47.9 for eight). Only ratios matter to the order."""
+
+    prefill_s_per_token: float = 7.6e-4
+    prefill_s_per_token2: float = 3.3e-7
+    decode_s_per_token: float = 1.43e-3
+
+    def prefill_s(self, num_tokens: int) -> float:
+        return num_tokens * (self.prefill_s_per_token + num_tokens * self.prefill_s_per_token2)
+
+    def decode_s(self, state: RequestState) -> float:
+        """Of all that it may still ask for, as admission expects it."""
+        return min(state.request.sampling.max_tokens - state.num_output, CLIP_MAX_NEW_TOKENS) * self.decode_s_per_token
+
+    def pressure_s(self, num_tokens: float) -> float:
+        return num_tokens * self.prefill_s_per_token

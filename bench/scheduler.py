@@ -1,9 +1,9 @@
 """What the waiting order costs: `python -m bench.scheduler`. CPU time per step with many waiting, a large tree, and a tree that changes.
 
-Each step of the measured kind: the tree changes (a running request publishes a chunk, one ends, pages are evicted), a new request comes,
-one is aborted, and a pass is made that admits one. Counted as ordering: the queue's share of all that, and what it does when the tree tells
-it of a change; not the tree's own work. Page size 1, as the most there can be to do. Python's garbage collector is off meanwhile (--gc leaves
-it on): its pauses grow with the whole heap, this bench's tree included.
+Each step of the measured kind: the tree changes (a running request publishes a chunk, one ends, pages are evicted), a new request
+comes, one is aborted, and a pass is made that admits one. Counted as ordering: the queue's share of all that, and what it does when the
+tree tells it of a change; not the tree's own work. Page size 1, as the most there can be to do. Python's garbage collector is off
+meanwhile (--gc leaves it on): its pauses grow with the whole heap, this bench's tree included.
 """
 
 import argparse

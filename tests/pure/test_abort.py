@@ -5,11 +5,17 @@ from collections.abc import Callable
 import pytest
 
 from radixserve.core import FinishReason
-from radixserve.scheduler.sharing import is_worth_waiting
 from tests.pure.bench import Bench
 from tests.pure.helpers import expected_tokens, request
 
 PROMPT = list(range(2, 66))
+
+
+def head(bench: Bench) -> str | None:
+    """Who would be admitted now."""
+    bench.scheduler._waiting.start_pass(bench.scheduler._running.values())
+    state = bench.scheduler._waiting.head()
+    return state.request.request_id if state is not None else None
 
 
 def queued(bench: Bench) -> None:
@@ -23,7 +29,7 @@ def queued(bench: Bench) -> None:
 def between_chunks(bench: Bench) -> None:
     bench.add(request("a", PROMPT, max_tokens=30, ignore_eos=True))
     bench.step()
-    assert bench.scheduler._running["a"].is_prefilling
+    assert bench.scheduler._running["a"].num_computed < len(PROMPT)
 
 
 def before_the_first_decode_step(bench: Bench) -> None:
@@ -54,22 +60,19 @@ def with_a_follower(bench: Bench) -> None:
     between_chunks(bench)
     bench.add(request("follower", PROMPT, max_tokens=4, ignore_eos=True))
     bench.step()
-    (follower,) = bench.scheduler._waiting
-    assert is_worth_waiting(follower, bench.scheduler._running.values(), bench.cache) and follower.is_following
+    assert bench.scheduler.num_waiting == 1 and head(bench) is None, "it waits for its leader"
 
 
 def as_a_follower(bench: Bench) -> None:
     bench.add(request("leader", PROMPT, max_tokens=4, ignore_eos=True), request("a", PROMPT, max_tokens=30, ignore_eos=True))
     bench.step()
-    (follower,) = bench.scheduler._waiting
-    assert is_worth_waiting(follower, bench.scheduler._running.values(), bench.cache) and follower.is_following
+    assert bench.scheduler.num_waiting == 1 and head(bench) is None, "it waits for its leader"
 
 
 def retracted_with_a_follower(bench: Bench) -> None:
     with_a_follower(bench)
     bench.scheduler._retract(bench.scheduler._running["a"], bench.now)
-    (follower,) = [state for state in bench.scheduler._waiting if state.request.request_id == "follower"]
-    assert not is_worth_waiting(follower, bench.scheduler._running.values(), bench.cache)
+    assert head(bench) == "a", "nobody leads"
 
 
 MOMENTS = [

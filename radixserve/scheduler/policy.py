@@ -43,9 +43,10 @@ class WaitingQueue:
             self._order = Ranking(rules or make_rules(config, self._num_short_tokens), 1, TOKEN_BYTES)
             rankings.append(self._order)
         self._rankings = tuple(rankings)
+        self._changed: dict[int, PromptNode] = {}  # by id: nodes of which not all above know
         self._prompts = PromptTree(page_bytes, len(self._rankings), self)
-        self._in_flight = InFlight(self._prompts, self._refresh_values, self._overdue_in)
-        self._coverage = Coverage(self._prompts.root, page_bytes, self._refresh_values)
+        self._in_flight = InFlight(self._prompts, self._note_change, self._overdue_in)
+        self._coverage = Coverage(self._prompts.root, page_bytes, self._note_change)
         cache_root = cache.watch(self._coverage)
         if cache_root is not None:
             self._coverage.cleared(cache_root)
@@ -90,6 +91,7 @@ class WaitingQueue:
 
     def head(self) -> RequestState | None:
         """Who is admitted next, or else nobody; None if all wait for a leader."""
+        self._settle()
         oldest = self._arrival.first(self._prompts.root)
         if oldest is None or self._overtakings.is_overdue(self._arrival.key(oldest.request.request_id)):
             return oldest
@@ -124,9 +126,15 @@ class WaitingQueue:
         for ranking in self._rankings:
             ranking.refresh(node)
 
-    def _refresh_values(self, node: PromptNode) -> None:
-        for ranking in self._rankings:
-            ranking.refresh(node, has_other_requests=False)
+    def _note_change(self, node: PromptNode) -> None:
+        """Coverage or mark of a node changed. Many do so together, one below the other: they are put right from below, when it matters."""
+        self._changed[id(node)] = node
+
+    def _settle(self) -> None:
+        for node in sorted(self._changed.values(), key=lambda node: -node.start):
+            for ranking in self._rankings:
+                ranking.refresh(node, has_other_requests=False)
+        self._changed.clear()
 
     def node_added(self, node: PromptNode) -> None:
         self._coverage.node_added(node)
@@ -140,6 +148,7 @@ class WaitingQueue:
 
     def node_removed(self, node: PromptNode) -> None:
         self._coverage.node_removed(node)
+        self._changed.pop(id(node), None)
         self._in_flight.removed(node)
         assert node.parent is not None
         for ranking in self._rankings:
@@ -147,6 +156,7 @@ class WaitingQueue:
 
     def node_joined(self, upper: PromptNode, lower: PromptNode) -> None:
         self._coverage.node_joined(upper, lower)
+        self._changed.pop(id(upper), None)
         self._in_flight.removed(upper)
         assert lower.parent is not None
         for ranking in self._rankings:

@@ -37,7 +37,7 @@ def test_a_small_chunk_lowers_the_default_number_of_rows(tiny_model: Tiny) -> No
         ({"mem_fraction_static": 0.5}, "--mem-fraction-static is for a GPU"),
         ({"max_total_tokens": 8, "page_size": 16}, "--max-total-tokens: expected at least one page of 16 tokens, got 8"),
         ({"page_size": 0}, "--page-size: expected at least 1, got 0"),
-        ({"schedule_policy": "best"}, "--schedule-policy: expected one of lpm, fcfs, got 'best'"),
+        ({"schedule_policy": "best"}, "--schedule-policy: expected one of lpm, fcfs, dfs-weight, cost, got 'best'"),
         ({"attention_backend": "flashinfer"}, "--attention-backend: expected one of"),
         ({"max_total_tokens": 10**20}, "--max-total-tokens: expected at most 2147483647"),
         ({"max_running_requests": 70000}, "--max-running-requests: expected at most 65536"),

@@ -140,7 +140,7 @@ class Ranking:
             if has_other_requests:
                 first = step.ranks[index].ranks.first()
                 has_changed = above.ranks.put(step, first[0] if first is not None else None) or has_changed
-            if not has_changed and of_branch is keep:
+            if not has_changed and (of_branch is keep or not has_other_requests):
                 return  # another rule may look at more than the best key: the weight
             step, parent = parent, parent.parent
 

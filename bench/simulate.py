@@ -33,7 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("trace", nargs="?", type=Path, help="Mooncake's JSONL of hash ids, or JSONL of token ids")
     add("--fit", metavar="NAME", help="measure steps of the default model here and save the cost model under this name, then end")
-    add("--fit-repeats", type=int, default=2, help="rounds of measurements (default: 2)")
+    add("--fit-repeats", type=int, default=4, help="rounds of measurements, the shortest time of each step counts (default: 4)")
     add("--orders", default="lpm", help="waiting orders, by commas; names of --schedule-policy (default: lpm)")
     add("--evictions", default="lru", help="eviction policies, by commas; none: no re-use (default: lru)")
     add("--routers", default="round-robin", help=f"routers, by commas, of {', '.join(ROUTERS)} (default: round-robin)")
@@ -116,10 +116,9 @@ def _row(settings: Settings, fleet: Fleet, result: Result, wall_s: float) -> tup
         return f"{100 * tokens / max(counts.prompt_tokens, 1):.2f}" if fleet.with_bounds else "-"
 
     order = settings.scheduler.schedule_policy
-    name = settings.eviction if fleet.num_replicas == 1 else f"{settings.eviction}"
     return (
         order,
-        f"{name} @ {settings.pool_tokens:,}",
+        f"{settings.eviction} @ {settings.pool_tokens:,}",
         fleet.router if fleet.num_replicas > 1 else "-",
         f"{100 * result.hit_rate:.2f}",
         percent(counts.bound_tokens),

@@ -1,1 +1,1 @@
-"""A fleet without a model: real trees, pools and schedulers under a virtual clock. docs/simulator.md says what is modelled and what is not."""
+"""Replicas without a model: real trees, pools and schedulers under a virtual clock. docs/simulator.md says what is not modelled."""

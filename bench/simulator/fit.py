@@ -30,36 +30,43 @@ class _Watched:
 
 
 def measure(name: str, repeats: int, seed: int = 0) -> CostModel:
-    """Steps of chunks at many depths, decode alone and in batches, and both mixed; the wall time of Engine.step for each."""
+    """Steps of chunks at many depths, decode alone and in batches, and both mixed; the wall time of Engine.step for each.
+
+    Every repeat runs the same steps, and the shortest time of each counts: what others did on this machine meanwhile only adds.
+    """
     config = EngineConfig(cache=CacheConfig(max_total_tokens=POOL_TOKENS), scheduler=SchedulerConfig(max_running_requests=16))
     engine = Engine.build(config)
     watched = _Watched(engine._runner)
     engine._runner = watched  # the one place where the shape of a step and its time meet
-    shapes: list[StepShape] = []
-    seconds: list[float] = []
-    for is_warm_up, requests in _waves(engine.info.vocab_size, repeats, random.Random(f"fit/{seed}")):
+    runs = [_run(engine, watched, seed) for _ in range(1 + repeats)][1:]  # the first one warms up
+    shapes = [shape for shape, _ in runs[0]]
+    assert all([shape for shape, _ in run] == shapes for run in runs), "expected the same steps in every repeat"
+    seconds = [min(times) for times in zip(*([time_s for _, time_s in run] for run in runs), strict=True)]
+    info = engine.info
+    origin = f"fitted: {info.model_name}, {info.dtype}, {info.attention_backend}; {describe_hardware()}; shortest of {repeats} repeats"
+    return fit(name, origin, shapes, seconds)
+
+
+def _run(engine: Engine, watched: _Watched, seed: int) -> list[tuple[StepShape, float]]:
+    measured = []
+    for requests in _waves(engine.info.vocab_size, random.Random(f"fit/{seed}")):
         for request in requests:
             engine.add(request)
         while engine.has_work:
             started = time.perf_counter()
             engine.step()
-            if not is_warm_up:
-                shapes.append(watched.shape)
-                seconds.append(time.perf_counter() - started)
+            measured.append((watched.shape, time.perf_counter() - started))
         engine.flush_cache()
-    origin = f"fitted: {engine.info.model_name}, {engine.info.dtype}, {engine.info.attention_backend}; {describe_hardware()}"
-    return fit(name, origin, shapes, seconds)
+    return measured
 
 
-def _waves(vocab_size: int, repeats: int, rng: random.Random) -> Iterator[tuple[bool, list[Request]]]:
+def _waves(vocab_size: int, rng: random.Random) -> Iterator[list[Request]]:
     def prompts(*lengths: int) -> list[Request]:
         sampling = SamplingParams(max_tokens=OUTPUT_LEN, temperature=0.0, ignore_eos=True)
         drawn = [array("i", [rng.randrange(vocab_size) for _ in range(length)]) for length in lengths]
         return [Request(f"{rng.getrandbits(64)}", prompt, sampling) for prompt in drawn]
 
-    yield True, prompts(300, 300)
-    for _ in range(repeats):
-        for length in ALONE:
-            yield False, prompts(length)
-        for count in TOGETHER:
-            yield False, prompts(*(rng.randrange(64, 640) for _ in range(count)))
+    for length in ALONE:
+        yield prompts(length)
+    for count in TOGETHER:
+        yield prompts(*(rng.randrange(64, 640) for _ in range(count)))

@@ -16,8 +16,9 @@ END_OF_ANSWER = 2**31 - 1  # the token that ends an answer before max_tokens; no
 class Load:
     """Requests 0 .. num_requests - 1 in order of arrival. Equal arguments give equal loads.
 
-    Copy 0 is the trace itself. Each other copy starts at a random point of the trace and goes on at its beginning, so that the rate is even;
-    conversations across that seam lose their earlier turns. rate_hz: arrivals per second of all copies together (default: as they come).
+    Copy 0 is the trace itself. Each other copy starts at a random point of the trace and goes on at its beginning, so that the rate is
+    even; conversations across that seam lose their earlier turns.
+    rate_hz: arrivals per second of all copies together (default: as they come).
     max_tokens: what clients ask for, where answers end earlier (default: exactly what the answer takes).
     """
 
@@ -30,9 +31,7 @@ class Load:
         self.max_tokens = max_tokens
         num_copies = -(-self.num_requests // num_base)
         if num_copies > 1 and trace.requests[0].prompt_ids is not None:
-            raise TraceError(
-                f"{trace.name}: a trace of token ids cannot be copied; expected at most {num_base} requests, got {num_requests}"
-            )
+            raise TraceError(f"{trace.name}: expected at most the {num_base} requests of a trace of token ids, got {num_requests}")
         self._stride = trace.num_block_ids
         if self._stride * num_copies >= END_OF_ANSWER:
             raise TraceError(f"{trace.name}: {num_copies} copies of {self._stride} blocks are more than int32 can name")
@@ -51,8 +50,8 @@ class Load:
         arrivals = arrivals[order]
         if rate_hz is not None and arrivals[-1] > 0:
             arrivals = arrivals * (self.num_requests / rate_hz / float(arrivals[-1]))
-        self._arrivals = array("d", arrivals.tolist())
-        self._origins = array("i", order.tolist())  # copy * num_base + index
+        self._arrivals: array[float] = array("d", arrivals.tolist())
+        self._origins: IntArray = array("i", order.tolist())  # copy * num_base + index
 
     def arrival_s(self, number: int) -> float:
         return self._arrivals[number]

@@ -1,4 +1,4 @@
-"""One server without a model: the real scheduler over the real tree and pool, a clock that the cost model moves, and answers from the trace."""
+"""One server without a model: real scheduler, tree and pool; a clock that the cost model moves; answers from the trace."""
 
 import heapq
 from array import array
@@ -103,9 +103,7 @@ class Replica:
         if batch is None:
             outputs = self.scheduler.take_outputs()
             if not outputs:
-                raise RuntimeError(
-                    f"{self.scheduler.num_waiting} requests wait, nothing runs and nothing is planned: the scheduler is stuck"
-                )
+                raise RuntimeError(f"{self.scheduler.num_waiting} requests wait and nothing is planned: the scheduler is stuck")
             self._note(outputs)
             return
         shape = StepShape.of(batch)

@@ -14,7 +14,7 @@ from bench.simulator.replica import Replica
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Sums over replicas, but makespan_s: when the last one came to an end. Tokens unless the name says otherwise; cpu_s is this machine's."""
+    """Sums over replicas, but makespan_s: when the last one came to an end. cpu_s is of this machine, all other seconds are virtual."""
 
     requests: int = 0
     refused: int = 0

@@ -1,4 +1,4 @@
-"""Which replica gets a request. A router sees the prompt's blocks and how many requests each replica has in flight, never a replica's tree."""
+"""Which replica gets a request. A router sees a prompt's blocks and the number of requests in flight by replica, never a tree."""
 
 import hashlib
 import random

@@ -114,9 +114,7 @@ def _ids(path: Path, number: int, row: dict[str, Any], name: str) -> IntArray:
 def _of_hash_ids(path: Path, number: int, row: dict[str, Any]) -> TraceRequest:
     block_ids, prompt_len = _ids(path, number, row, "hash_ids"), _int(path, number, row, "input_length", 1)
     if len(block_ids) != -(-prompt_len // MOONCAKE_BLOCK):
-        raise TraceError(
-            f"{path}, line {number}: expected one of hash_ids per {MOONCAKE_BLOCK} tokens of {prompt_len}, got {len(block_ids)}"
-        )
+        raise TraceError(f"{path}, line {number}: expected one hash id per {MOONCAKE_BLOCK} tokens of {prompt_len}, got {len(block_ids)}")
     arrival_s = _int(path, number, row, "timestamp", 0) / 1000
     return TraceRequest(arrival_s, prompt_len, _int(path, number, row, "output_length", 1), block_ids)
 

@@ -92,11 +92,25 @@ def _simulate(args: argparse.Namespace) -> None:
     print("| " + " | ".join(HEADER) + " |\n" + "|---" * len(HEADER) + "|")
     for fleet, settings in _runs(args):
         started = time.perf_counter()
-        result = run_fleet(load, settings, cost, fleet)
+        result = run_fleet(load, settings, cost, fleet, _Progress(load.num_requests))
         row = _row(settings, fleet, result, time.perf_counter() - started)
         print("| " + " | ".join(row) + " |", flush=True)
         if args.json:
             append_jsonl(args.json, {"pool_tokens": settings.pool_tokens, "cost": cost.name, **dict(zip(HEADER, row, strict=True))})
+
+
+class _Progress:
+    """A line on stderr now and then, for runs of minutes."""
+
+    def __init__(self, num_requests: int) -> None:
+        self._num_requests = num_requests
+        self._started = self._told = time.monotonic()
+
+    def __call__(self, num_done: int) -> None:
+        now = time.monotonic()
+        if now > self._told + 30:
+            self._told = now
+            print(f"{num_done} of {self._num_requests} requests done after {now - self._started:.0f} s", file=sys.stderr, flush=True)
 
 
 def _runs(args: argparse.Namespace) -> Iterator[tuple[Fleet, Settings]]:

@@ -8,7 +8,7 @@ not on how many processes there are. Processes exchange int32 arrays and JSON ov
 import multiprocessing
 import time
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
@@ -66,18 +66,21 @@ def _serve(pipe: Connection, group: _Group, with_bounds: bool) -> None:
             return
 
 
-def run_fleet(load: Load, settings: Settings, cost: CostModel, fleet: Fleet) -> Result:
-    """Run all of the load. Raises RuntimeError if a process dies."""
+def run_fleet(load: Load, settings: Settings, cost: CostModel, fleet: Fleet, on_window: Callable[[int], None] = lambda _: None) -> Result:
+    """Run all of the load; on_window is told how many requests are done so far. Raises RuntimeError if a process dies."""
     shares = [list(range(first, fleet.num_replicas, fleet.num_processes)) for first in range(min(fleet.num_processes, fleet.num_replicas))]
     if len(shares) == 1:
         group, done = _Group(load, settings, cost, shares[0]), [0] * fleet.num_replicas
         for until_s, orders in _dealt(load, settings, fleet, done):
             done[:] = group.run(orders[0], until_s)
+            on_window(sum(done))
         return group.result(fleet.with_bounds)
-    return _run_processes(load, settings, cost, fleet, shares)
+    return _run_processes(load, settings, cost, fleet, shares, on_window)
 
 
-def _run_processes(load: Load, settings: Settings, cost: CostModel, fleet: Fleet, shares: list[list[int]]) -> Result:
+def _run_processes(
+    load: Load, settings: Settings, cost: CostModel, fleet: Fleet, shares: list[list[int]], on_window: Callable[[int], None]
+) -> Result:
     context = multiprocessing.get_context("fork")  # the load is shared, nothing is pickled
     pipes, processes = [], []
     for share in shares:
@@ -98,6 +101,7 @@ def _run_processes(load: Load, settings: Settings, cost: CostModel, fleet: Fleet
                 counts.frombytes(pipe.recv_bytes())
                 for replica, count in zip(share, counts, strict=True):
                     done[replica] = count
+            on_window(sum(done))
         results = [Result.from_bytes(pipe.recv_bytes()) for pipe in pipes]
     except (EOFError, ConnectionError) as error:
         raise RuntimeError("a process of the simulator died; its error stands above") from error

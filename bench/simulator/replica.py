@@ -27,7 +27,12 @@ class Settings:
         num_pages = self.pool_tokens // page_size
         if num_pages < 1:
             raise ValueError(f"pool: expected at least one page of {page_size} tokens, got {self.pool_tokens} tokens")
-        return DisabledCache(num_pages, page_size) if self.eviction == "none" else PrefixCache(num_pages, page_size, self.eviction)
+        if self.eviction == "none":
+            return DisabledCache(num_pages, page_size)
+        try:
+            return PrefixCache(num_pages, page_size, self.eviction)
+        except KeyError as error:
+            raise ValueError(f"eviction: expected a policy that PrefixCache knows, or none, got {self.eviction!r}") from error
 
 
 @dataclass(slots=True)

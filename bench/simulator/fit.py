@@ -3,7 +3,7 @@
 import random
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from bench.hardware import describe_hardware
 from bench.simulator.cost import CostModel, StepShape, fit
@@ -30,32 +30,36 @@ class _Watched:
 
 
 def measure(name: str, repeats: int, seed: int = 0) -> CostModel:
-    """Steps of chunks at many depths, decode alone and in batches, and both mixed; the wall time of Engine.step for each.
+    """Steps of chunks at many depths, decode alone and in batches, and both mixed; the time of Engine.step for each.
 
-    Every repeat runs the same steps, and the shortest time of each counts: what others did on this machine meanwhile only adds.
+    Every repeat runs the same steps, and the shortest time of each counts. On a CPU it is the CPU time of the engine's thread, which works
+    in every parallel loop of the model: alone on the machine that is the wall time, and it does not grow when others need the cores.
     """
     config = EngineConfig(cache=CacheConfig(max_total_tokens=POOL_TOKENS), scheduler=SchedulerConfig(max_running_requests=16))
     engine = Engine.build(config)
     watched = _Watched(engine._runner)
     engine._runner = watched  # the one place where the shape of a step and its time meet
-    runs = [_run(engine, watched, seed) for _ in range(1 + repeats)][1:]  # the first one warms up
+    is_cpu = engine.info.device == "cpu"
+    clock = time.thread_time if is_cpu else time.perf_counter
+    runs = [_run(engine, watched, seed, clock) for _ in range(1 + repeats)][1:]  # the first one warms up
     shapes = [shape for shape, _ in runs[0]]
     assert all([shape for shape, _ in run] == shapes for run in runs), "expected the same steps in every repeat"
     seconds = [min(times) for times in zip(*([time_s for _, time_s in run] for run in runs), strict=True)]
     info = engine.info
-    origin = f"fitted: {info.model_name}, {info.dtype}, {info.attention_backend}; {describe_hardware()}; shortest of {repeats} repeats"
+    origin = f"fitted: {info.model_name}, {info.dtype}, {info.attention_backend}; {describe_hardware()}"
+    origin += f"; {'thread CPU' if is_cpu else 'wall'} time, shortest of {repeats} repeats"
     return fit(name, origin, shapes, seconds)
 
 
-def _run(engine: Engine, watched: _Watched, seed: int) -> list[tuple[StepShape, float]]:
+def _run(engine: Engine, watched: _Watched, seed: int, clock: Callable[[], float]) -> list[tuple[StepShape, float]]:
     measured = []
     for requests in _waves(engine.info.vocab_size, random.Random(f"fit/{seed}")):
         for request in requests:
             engine.add(request)
         while engine.has_work:
-            started = time.perf_counter()
+            started = clock()
             engine.step()
-            measured.append((watched.shape, time.perf_counter() - started))
+            measured.append((watched.shape, clock() - started))
         engine.flush_cache()
     return measured
 

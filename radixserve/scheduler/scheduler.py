@@ -173,6 +173,17 @@ class Scheduler:
         self._in_flight = []
         return self.take_outputs()
 
+    def repeat_decode(self, num_steps: int) -> None:
+        """For simulation: as if the last batch, of decode rows alone, were planned and answered num_steps times more with the same tokens.
+
+        Nobody may end, need a page or fit in meanwhile; the news of these steps are not told.
+        """
+        for state in self._running.values():
+            assert state.is_decoding and not state.needs_page(num_steps + 1, self.cache.page_size), "expected steps that change no page"
+            state.token_ids.extend(state.token_ids[-1:] * num_steps)
+            state.num_computed += num_steps
+        self.totals.generation_tokens_total += num_steps * len(self._running)
+
     def take_outputs(self) -> list[RequestOutput]:
         """News that waits to be sent: of update(), and final ones of requests that were aborted or finished from outside."""
         outputs, self._outbox = self._outbox, []

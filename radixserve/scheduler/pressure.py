@@ -31,8 +31,12 @@ class NewTokenRatio:
         """Nothing runs."""
         self.value = self._init
 
-    def after_decode_step(self) -> None:
-        self.value = max(self._min, self.value - (self._init - self._min) / NEW_TOKEN_RATIO_DECAY_STEPS)
+    def after_decode_steps(self, num_steps: int = 1) -> None:
+        """One by one, so that the sum is the same to the last bit."""
+        step = (self._init - self._min) / NEW_TOKEN_RATIO_DECAY_STEPS
+        while num_steps > 0 and self.value > self._min:
+            self.value = max(self._min, self.value - step)
+            num_steps -= 1
 
     def after_retraction(self, survivors: Collection[RequestState]) -> None:
         """What the survivors have used of their max_tokens, and some steps more; it was too little, so it never falls here."""

@@ -150,7 +150,7 @@ class Scheduler:
         if not planned:
             return None
         if decoding:
-            self._new_token_ratio.after_decode_step()
+            self._new_token_ratio.after_decode_steps()
         self._in_flight, self._planned_at = planned, now
         self._step += 1
         return ScheduledBatch(self._step, tuple(row for _, row in planned), self._running.take_freed_slots())
@@ -183,6 +183,7 @@ class Scheduler:
             state.token_ids.extend(state.token_ids[-1:] * num_steps)
             state.num_computed += num_steps
         self.totals.generation_tokens_total += num_steps * len(self._running)
+        self._new_token_ratio.after_decode_steps(num_steps)
 
     def take_outputs(self) -> list[RequestOutput]:
         """News that waits to be sent: of update(), and final ones of requests that were aborted or finished from outside."""

@@ -32,10 +32,10 @@ def make_state(num_prompt: int, num_output: int, arrival: int = 0, priority: int
 def test_the_new_token_ratio_falls_and_rises() -> None:
     ratio = NewTokenRatio()
     assert ratio.value == 0.7
-    ratio.after_decode_step()
+    ratio.after_decode_steps()
     assert ratio.value == pytest.approx(0.7 - 0.7 * 0.86 / 600)
     for _ in range(1000):
-        ratio.after_decode_step()
+        ratio.after_decode_steps()
     assert ratio.value == pytest.approx(0.098)
     survivors = [make_state(10, 100, max_tokens=400), make_state(10, 50, max_tokens=199)]
     ratio.after_retraction(survivors)

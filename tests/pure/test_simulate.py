@@ -47,6 +47,7 @@ def test_steps_planned_at_once_are_the_steps_planned_one_by_one(max_tokens: int 
     assert at_once.ttft_s == single.ttft_s
     assert at_once.events == single.events
     assert at_once.scheduler.totals == single.scheduler.totals
+    assert at_once.scheduler.new_token_ratio == single.scheduler.new_token_ratio
     assert at_once.cache.num_evicted_pages == single.cache.num_evicted_pages > 0
 
 

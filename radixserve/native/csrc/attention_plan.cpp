@@ -18,8 +18,10 @@ bool is_same_block(const Step& step, int a, int b, int block) {
     return std::memcmp(pages_a + first, pages_b + first, (last - first + 1) * sizeof(int32_t)) == 0;
 }
 
-// time of one unit's block, in arbitrary units: bringing in the keys costs about as much as a few rows' products
-float block_cost(const Step& step, int num_queries, int num_keys) { return float(num_keys) * (num_queries * step.group_size + 12); }
+// time of one KV head, in arbitrary units: bringing in the keys costs about as much as a few rows' products
+float tile_cost(const Step& step, const Tile& tile) {
+    return float(tile.num_keys - tile.block_begin * BLOCK) * (tile.num_queries * step.group_size + 12);
+}
 
 }  // namespace
 
@@ -37,7 +39,7 @@ void Plan::make(const Step& step) {
         for (int query = 0; query < end - begin; query += max_queries) {
             std::vector<int> of_tile, at;
             for (int i = query; i < std::min(query + max_queries, end - begin); ++i) of_tile.push_back(begin + i), at.push_back(first_position + i);
-            add_tile(step, row, 0, blocks_of(at.back() + 1), of_tile, at);
+            add_tile(row, 0, blocks_of(at.back() + 1), of_tile, at);
         }
     }
     share(step, single_rows, 0, max_queries);
@@ -45,9 +47,7 @@ void Plan::make(const Step& step) {
     add_merges();
 }
 
-void Plan::add_tile(
-    const Step& step, int row, int block_begin, int block_end, const std::vector<int>& of_tile, const std::vector<int>& at
-) {
+void Plan::add_tile(int row, int block_begin, int block_end, const std::vector<int>& of_tile, const std::vector<int>& at) {
     const int num_keys = std::min(at.back() + 1, block_end * BLOCK);
     const bool is_whole = block_begin == 0 && at.back() < block_end * BLOCK;
     tiles.push_back({row, block_begin, block_end, int(tokens.size()), int(of_tile.size()), num_keys, is_whole, -1});
@@ -81,42 +81,41 @@ void Plan::share(const Step& step, std::vector<int> rows, int block, int max_que
             of_tile.push_back(step.qo_indptr[row]), at.push_back(step.seq_lens[row] - 1);
             if (end * BLOCK < step.seq_lens[row]) unfinished.push_back(row);
         }
-        add_tile(step, first, block, end, of_tile, at);
+        add_tile(first, block, end, of_tile, at);
         share(step, unfinished, end, max_queries);
         rows = others;
     }
 }
 
 void Plan::add_units(const Step& step) {
-    const auto keys_of = [](const Tile& tile, int block) { return std::min(BLOCK, tile.num_keys - block * BLOCK); };
     float total = 0;
-    for (const Tile& tile : tiles)
-        for (int block = tile.block_begin; block < tile.block_end; ++block)
-            total += block_cost(step, tile.num_queries, keys_of(tile, block)) * step.num_kv_heads;
-    const float wanted = total / (4 * step.num_threads);
+    for (const Tile& tile : tiles) total += tile_cost(step, tile) * step.num_kv_heads;
+    const float wanted = step.num_threads > 1 ? total / (4 * step.num_threads) : total;
     for (int i = 0; i < int(tiles.size()); ++i) {
         Tile& tile = tiles[i];
-        std::vector<Unit> cut;
-        float cost = 0;
-        for (int block = tile.block_begin, begin = block; block < tile.block_end; ++block) {
-            cost += block_cost(step, tile.num_queries, keys_of(tile, block));
-            if (block + 1 == tile.block_end || (cost >= wanted && step.num_threads > 1)) {
-                cut.push_back({i, 0, begin, block + 1, cost});
-                begin = block + 1, cost = 0;
-            }
-        }
-        if (!tile.is_whole || cut.size() > 1) {
-            tile.partials = num_partials;
-            num_partials += int64_t(tile.block_end - tile.block_begin) * step.num_kv_heads * tile.num_queries * step.group_size;
-        }
-        for (const Unit& unit : cut)
-            for (int kv_head = 0; kv_head < step.num_kv_heads; ++kv_head) {
-                units.push_back(unit);
-                units.back().kv_head = kv_head;
-            }
+        const std::vector<Unit> of_tile = cut(step, i, wanted);
+        units.insert(units.end(), of_tile.begin(), of_tile.end());
+        if (tile.is_whole && of_tile[0].block_end == tile.block_end) continue;
+        tile.partials = num_partials;
+        num_partials += int64_t(tile.block_end - tile.block_begin) * step.num_kv_heads * tile.num_queries * step.group_size;
     }
     // the longest first: what is left for the end is short
     std::stable_sort(units.begin(), units.end(), [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
+}
+
+// into pieces that cost no more than `wanted`, by a margin: whole if it can be, for a longer run through memory, else by heads, then blocks
+std::vector<Unit> Plan::cut(const Step& step, int index, float wanted) const {
+    const Tile& tile = tiles[index];
+    const float cost = tile_cost(step, tile);
+    if (cost * step.num_kv_heads <= 1.25f * wanted) return {{index, 0, step.num_kv_heads, tile.block_begin, tile.block_end, cost * step.num_kv_heads}};
+    const int num_blocks = tile.block_end - tile.block_begin;
+    const int num_cuts = std::min(num_blocks, std::max(1, int(cost / wanted + 0.75f)));
+    std::vector<Unit> units;
+    for (int i = 0; i < num_cuts; ++i) {
+        const int begin = tile.block_begin + num_blocks * i / num_cuts, end = tile.block_begin + num_blocks * (i + 1) / num_cuts;
+        for (int kv_head = 0; kv_head < step.num_kv_heads; ++kv_head) units.push_back({index, kv_head, kv_head + 1, begin, end, cost / num_cuts});
+    }
+    return units;
 }
 
 void Plan::add_merges() {

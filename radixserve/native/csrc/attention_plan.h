@@ -2,7 +2,7 @@
 // several rows whose pages are the same over the tile's blocks. Blocks lie at absolute positions, BLOCK tokens each.
 //
 //   tile      queries x [block_begin, block_end) of the keys of `row`
-//   unit      a tile's blocks, or some of them, for one KV head: what one thread does at a time
+//   unit      what one thread does at a time: a tile, or one KV head of it, or some blocks of one KV head
 //   partial   max, sum and weighted values of one query over one block. A tile that is the whole of its queries' work and is not cut
 //             folds its partials as they come; any other leaves them in memory, and the query is merged afterwards, in block order.
 #pragma once
@@ -30,7 +30,7 @@ struct Tile {
 };
 
 struct Unit {
-    int tile, kv_head, block_begin, block_end;
+    int tile, kv_begin, kv_end, block_begin, block_end;
     float cost;
 };
 
@@ -55,7 +55,8 @@ struct Plan {
     void make(const Step& step);
 
   private:
-    void add_tile(const Step& step, int row, int block_begin, int block_end, const std::vector<int>& tokens, const std::vector<int>& positions);
+    void add_tile(int row, int block_begin, int block_end, const std::vector<int>& tokens, const std::vector<int>& positions);
+    std::vector<Unit> cut(const Step& step, int tile, float wanted) const;
     void share(const Step& step, std::vector<int> rows, int block, int max_queries);
     void add_units(const Step& step);
     void add_merges();

@@ -75,16 +75,25 @@ inline void transpose_rows(const Word* const* rows, int first, int num_words, Wo
 }
 #endif
 
-constexpr int AHEAD = 8;  // tokens whose rows are asked for before they are needed
-
-inline void prefetch(const void* row, int num_bytes) {
-    const char* first = static_cast<const char*>(row);
-    for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(first + i);
-}
+// Rows that will be packed next, asked for from memory while others are packed: without that every row is waited for, since pages lie
+// anywhere and the processor cannot guess them.
+template <class T>
+struct Upcoming {
+    const T* const* rows;
+    int num_tokens, num_bytes;
+    void ask_for(int token) const {
+        if (token >= num_tokens) return;
+        const char* first = reinterpret_cast<const char*>(rows[token]);
+        for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(first + i, 0, 2);
+        __builtin_prefetch(first + num_bytes - 1, 0, 2);  // a row need not begin at a cache line
+    }
+};
 
 // `rows` are num_tokens pointers to K; packed [panel of tokens][padded_dim / per_word][width] words
 template <class Dot, class T>
-void pack_keys(const T* const* rows, int num_tokens, int width, int head_dim, int padded_dim, float* converted, Word* out) {
+void pack_keys(
+    const T* const* rows, int num_tokens, int width, int head_dim, int padded_dim, float* converted, Word* out, const Upcoming<T>& upcoming
+) {
     typedef typename PackedType<Dot>::type Packed;
     const int num_words = words_of<Dot>(head_dim), padded_words = padded_dim / Dot::per_word;
     // an odd head_dim would end in half a word
@@ -102,8 +111,7 @@ void pack_keys(const T* const* rows, int num_tokens, int width, int head_dim, in
                 copy_row(rows[token + i], head_dim, copy);
                 sources[i] = reinterpret_cast<const Word*>(copy);
             }
-            const int later = token + i + 2 * VL;
-            if (later < num_tokens) prefetch(rows[later], head_dim * int(sizeof(T)));
+            upcoming.ask_for(token + i);
         }
         const int panel = token / PANEL * PANEL, panel_width = width - panel < PANEL ? width - panel : PANEL;
         Word* at = out + int64_t(panel) * padded_words + token - panel;
@@ -114,7 +122,9 @@ void pack_keys(const T* const* rows, int num_tokens, int width, int head_dim, in
 
 // packed [panel of dimensions][num_tokens / per_word, padded with zeros to `width` tokens][panel width] words
 template <class T>
-void pack_values(FloatDot, const T* const* rows, int num_tokens, int width, int head_dim, int padded_dim, Word* out) {
+void pack_values(
+    FloatDot, const T* const* rows, int num_tokens, int width, int head_dim, int padded_dim, Word* out, const Upcoming<T>& upcoming
+) {
     for (int first = 0; first < padded_dim; first += PANEL) {
         const int panel_width = padded_dim - first < PANEL ? padded_dim - first : PANEL;
         const int n = head_dim - first < panel_width ? head_dim - first : panel_width;
@@ -123,13 +133,15 @@ void pack_values(FloatDot, const T* const* rows, int num_tokens, int width, int 
             const int filled = token < num_tokens ? n : 0;
             if (filled) copy_row(rows[token] + first, filled, to);
             std::memset(to + filled, 0, (panel_width - filled) * sizeof(float));
-            if (token + AHEAD < num_tokens) prefetch(rows[token + AHEAD] + first, n * int(sizeof(T)));
+            if (first == 0) upcoming.ask_for(token);
         }
     }
 }
 
 #if defined(RADIXSERVE_PAIR_DOT)
-inline void pack_values(PairDot, const Bf16* const* rows, int num_tokens, int width, int head_dim, int padded_dim, Word* out) {
+inline void pack_values(
+    PairDot, const Bf16* const* rows, int num_tokens, int width, int head_dim, int padded_dim, Word* out, const Upcoming<Bf16>& upcoming
+) {
     static const uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
     const __m512i low = _mm512_loadu_si512(LOW), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
@@ -146,8 +158,7 @@ inline void pack_values(PairDot, const Bf16* const* rows, int num_tokens, int wi
                 _mm512_storeu_si512(to + d, _mm512_permutex2var_epi16(even, low, odd));
                 if (d + 16 < panel_width) _mm512_storeu_si512(to + d + 16, _mm512_permutex2var_epi16(even, high, odd));
             }
-            for (int later = token + AHEAD; later < token + AHEAD + 2 && later < num_tokens; ++later)
-                prefetch(rows[later] + first, panel_width * 2);
+            if (first == 0) upcoming.ask_for(token), upcoming.ask_for(token + 1);
         }
     }
 }

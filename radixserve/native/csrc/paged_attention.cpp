@@ -136,26 +136,32 @@ class Kernel {
         float* const values = take(scratch, num_rows * dim);
         float* const sums = take(scratch, num_rows * dim);
         MaxAndSum* const states = reinterpret_cast<MaxAndSum*>(take(scratch, 2 * num_rows));
-        gather_queries(tile, unit.kv_head, queries);
         const bool is_folding = tile.partials < 0;
-        if (is_folding) {
-            std::memset(sums, 0, sizeof(float) * num_rows * dim);
-            for (int i = 0; i < num_rows; ++i) states[i] = {MINUS_INFINITY, 0.0f};
-        }
-        const T *key_rows[BLOCK], *value_rows[BLOCK];
-        for (int block = unit.block_begin; block < unit.block_end; ++block) {
-            const int num_tokens = std::min(BLOCK, tile.num_keys - block * BLOCK), width = round_up(num_tokens, 32);
-            find_rows(tile.row, block, num_tokens, unit.kv_head, key_rows, value_rows);
-            pack_keys<Dot>(key_rows, num_tokens, width, shape_.head_dim, dim, converted, keys);
+        const int num_blocks = unit.block_end - unit.block_begin, num_cells = (unit.kv_end - unit.kv_begin) * num_blocks;
+        Rows both[2];
+        find_rows(tile, unit.kv_begin, unit.block_begin, both[0]);
+        for (int cell = 0; cell < num_cells; ++cell) {
+            const int kv_head = unit.kv_begin + cell / num_blocks, block = unit.block_begin + cell % num_blocks;
+            const Rows& rows = both[cell % 2];
+            Rows& next = both[(cell + 1) % 2];
+            next.num_tokens = 0;
+            if (cell + 1 < num_cells) find_rows(tile, unit.kv_begin + (cell + 1) / num_blocks, unit.block_begin + (cell + 1) % num_blocks, next);
+            if (block == unit.block_begin) {
+                gather_queries(tile, kv_head, queries);
+                std::memset(sums, 0, sizeof(float) * num_rows * dim);
+                for (int i = 0; i < num_rows; ++i) states[i] = {MINUS_INFINITY, 0.0f};
+            }
+            const int num_tokens = rows.num_tokens, width = round_up(num_tokens, 32), num_bytes = shape_.head_dim * int(sizeof(T));
+            pack_keys<Dot>(rows.keys, num_tokens, width, shape_.head_dim, dim, converted, keys, Upcoming<T>{rows.values, num_tokens, num_bytes});
             product<Dot>(num_rows, width, dim_words, queries, dim_words, keys, scores, BLOCK);
-            pack_values(Dot(), value_rows, num_tokens, width, shape_.head_dim, dim, packed_values);
+            pack_values(Dot(), rows.values, num_tokens, width, shape_.head_dim, dim, packed_values, Upcoming<T>{next.keys, next.num_tokens, num_bytes});
             MaxAndSum of_rows[MAX_LOCAL_ROWS];
             for (int row = 0; row < num_rows; ++row) {
                 const int visible = plan_.positions[tile.first_query + row / group] + 1 - block * BLOCK;
                 Packed* to = reinterpret_cast<Packed*>(weights + row * (BLOCK / Dot::per_word));
                 of_rows[row] = to_weights(scores + row * BLOCK, std::min(visible, num_tokens), width, scale_, to);
             }
-            float* to = is_folding ? values : partial(tile, unit.kv_head, block, 0);
+            float* to = is_folding ? values : partial(tile, kv_head, block, 0);
             const int to_stride = is_folding ? dim : stride_;
             product<Dot>(num_rows, dim, width / Dot::per_word, weights, BLOCK / Dot::per_word, packed_values, to, to_stride);
             for (int row = 0; row < num_rows; ++row) {
@@ -165,10 +171,10 @@ class Kernel {
                     std::memcpy(to + row * stride_ + dim, &of_rows[row], sizeof(MaxAndSum));
                 }
             }
+            if (!is_folding || block + 1 < unit.block_end) continue;
+            for (int row = 0; row < num_rows; ++row)
+                finish(sums + row * dim, states[row], out_of(plan_.tokens[tile.first_query + row / group], kv_head, row % group), shape_.head_dim);
         }
-        if (!is_folding) return;
-        for (int row = 0; row < num_rows; ++row)
-            finish(sums + row * dim, states[row], out_of(plan_.tokens[tile.first_query + row / group], unit.kv_head, row % group), shape_.head_dim);
     }
 
     void merge(const Merge& merge, float* sums) const {
@@ -215,13 +221,19 @@ class Kernel {
                 copy_row(from, shape_.head_dim, reinterpret_cast<Packed*>(to) + int64_t(query * group + i) * padded_dim_);
             }
     }
-    void find_rows(int row, int block, int num_tokens, int kv_head, const T** key_rows, const T** value_rows) const {
-        const int32_t* pages = step_.kv_indices + step_.kv_indptr[row];
+    // where one block of one KV head lies
+    struct Rows {
+        const T *keys[BLOCK], *values[BLOCK];
+        int num_tokens;
+    };
+    void find_rows(const Tile& tile, int kv_head, int block, Rows& rows) const {
+        const int32_t* pages = step_.kv_indices + step_.kv_indptr[tile.row];
         int page = block * BLOCK / shape_.page_size, offset = block * BLOCK % shape_.page_size;
-        for (int i = 0; i < num_tokens; ++i) {
+        rows.num_tokens = std::min(BLOCK, tile.num_keys - block * BLOCK);
+        for (int i = 0; i < rows.num_tokens; ++i) {
             const int64_t from = place(int64_t(pages[page]) * shape_.page_size + offset, kv_head);
-            key_rows[i] = static_cast<const T*>(layer_.pool_k) + from;
-            value_rows[i] = static_cast<const T*>(layer_.pool_v) + from;
+            rows.keys[i] = static_cast<const T*>(layer_.pool_k) + from;
+            rows.values[i] = static_cast<const T*>(layer_.pool_v) + from;
             if (++offset == shape_.page_size) ++page, offset = 0;
         }
     }

@@ -103,17 +103,21 @@ void Plan::add_units(const Step& step) {
     std::stable_sort(units.begin(), units.end(), [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
 }
 
-// into pieces that cost no more than `wanted`, by a margin: whole if it can be, for a longer run through memory, else by heads, then blocks
+// into pieces that cost about `wanted`: narrow tiles by blocks, each with all its heads, since those lie side by side in memory; others, and
+// where there are too few blocks, by heads as well
 std::vector<Unit> Plan::cut(const Step& step, int index, float wanted) const {
     const Tile& tile = tiles[index];
-    const float cost = tile_cost(step, tile);
-    if (cost * step.num_kv_heads <= 1.25f * wanted) return {{index, 0, step.num_kv_heads, tile.block_begin, tile.block_end, cost * step.num_kv_heads}};
-    const int num_blocks = tile.block_end - tile.block_begin;
-    const int num_cuts = std::min(num_blocks, std::max(1, int(cost / wanted + 0.75f)));
+    const float cost = tile_cost(step, tile) * step.num_kv_heads;
+    const bool is_narrow = tile.num_queries * step.group_size <= MAX_NARROW_ROWS;
+    const int num_blocks = tile.block_end - tile.block_begin, num_wanted = std::max(1, int(cost / wanted + 0.75f));
+    const bool has_all_heads = is_narrow && num_wanted <= num_blocks;
+    const int num_heads = has_all_heads ? step.num_kv_heads : 1, num_head_cuts = step.num_kv_heads / num_heads;
+    const int num_cuts = std::min(num_blocks, (num_wanted + num_head_cuts - 1) / num_head_cuts);
     std::vector<Unit> units;
     for (int i = 0; i < num_cuts; ++i) {
         const int begin = tile.block_begin + num_blocks * i / num_cuts, end = tile.block_begin + num_blocks * (i + 1) / num_cuts;
-        for (int kv_head = 0; kv_head < step.num_kv_heads; ++kv_head) units.push_back({index, kv_head, kv_head + 1, begin, end, cost / num_cuts});
+        for (int head = 0; head < step.num_kv_heads; head += num_heads)
+            units.push_back({index, head, head + num_heads, begin, end, cost / (num_cuts * num_head_cuts)});
     }
     return units;
 }

@@ -2,7 +2,7 @@
 // several rows whose pages are the same over the tile's blocks. Blocks lie at absolute positions, BLOCK tokens each.
 //
 //   tile      queries x [block_begin, block_end) of the keys of `row`
-//   unit      what one thread does at a time: a tile, or one KV head of it, or some blocks of one KV head
+//   unit      what one thread does at a time: some KV heads of some blocks of a tile
 //   partial   max, sum and weighted values of one query over one block. A tile that is the whole of its queries' work and is not cut
 //             folds its partials as they come; any other leaves them in memory, and the query is merged afterwards, in block order.
 #pragma once
@@ -15,6 +15,8 @@ constexpr int BLOCK = 256;
 constexpr int MAX_TILE_ROWS = 96;  // queries times query heads of one KV head, unless a single query has more
 
 // a step, as attention/batch.py describes it; all arrays stay the caller's
+constexpr int MAX_NARROW_ROWS = 24;  // up to here memory is the limit, and a unit takes all heads of a token together
+
 struct Step {
     int num_rows, num_threads, page_size, group_size, num_kv_heads, head_dim;
     bool is_shared_once;

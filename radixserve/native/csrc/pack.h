@@ -75,14 +75,18 @@ inline void transpose_rows(const Word* const* rows, int first, int num_words, Wo
 }
 #endif
 
-// Rows that will be packed next, asked for from memory while others are packed: without that every row is waited for, since pages lie
-// anywhere and the processor cannot guess them.
+// Rows of the next block, asked for from memory while this one is packed: else every row would be waited for, since pages lie anywhere and
+// the processor cannot guess them. Each of the `num_shares` packings of a block asks for its share, all heads of a token together.
 template <class T>
 struct Upcoming {
     const T* const* rows;
-    int num_tokens, num_bytes;
+    int num_tokens, num_bytes, share, num_shares;
     void ask_for(int token) const {
-        if (token >= num_tokens) return;
+        if (token % num_shares) return;
+        const int wanted = share * ((num_tokens + num_shares - 1) / num_shares) + token / num_shares;
+        if (wanted < num_tokens) ask_for_row(wanted);
+    }
+    void ask_for_row(int token) const {
         const char* first = reinterpret_cast<const char*>(rows[token]);
         for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(first + i, 0, 2);
         __builtin_prefetch(first + num_bytes - 1, 0, 2);  // a row need not begin at a cache line

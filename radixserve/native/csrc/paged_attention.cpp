@@ -108,7 +108,9 @@ class Kernel {
     static int64_t partial_floats(const Shape& shape) { return round_up(shape.head_dim, VL * Dot::per_word) + MARGIN; }
     static size_t scratch_floats(const Shape& shape, int max_rows) {
         const size_t dim = round_up(shape.head_dim, VL * Dot::per_word);
-        return 2 * BLOCK * dim + VL * dim + 2 * max_rows * BLOCK + 3 * max_rows * dim + 2 * max_rows + 8 * 16;
+        // a unit with several heads is narrow, or a single query
+        const size_t all_rows = max_rows + size_t(shape.num_kv_heads) * std::max(MAX_NARROW_ROWS, shape.group_size());
+        return 2 * BLOCK * dim + VL * dim + 2 * max_rows * BLOCK + max_rows * dim + 2 * all_rows * dim + 2 * all_rows + 8 * 16;
     }
 
     void write(int64_t begin, int64_t end) const {
@@ -127,34 +129,43 @@ class Kernel {
         const Tile& tile = plan_.tiles[unit.tile];
         const int group = shape_.group_size(), num_rows = tile.num_queries * group;
         const int dim = padded_dim_, dim_words = dim / Dot::per_word;
-        Word* const queries = take(scratch, int64_t(num_rows) * dim_words);
+        const int num_heads = unit.kv_end - unit.kv_begin;
         Word* const keys = take(scratch, int64_t(BLOCK) * dim_words);
         Word* const packed_values = take(scratch, int64_t(BLOCK) * dim);
         float* const converted = take(scratch, VL * dim);
         float* const scores = take(scratch, num_rows * BLOCK);
         Word* const weights = take(scratch, num_rows * BLOCK);
         float* const values = take(scratch, num_rows * dim);
-        float* const sums = take(scratch, num_rows * dim);
-        MaxAndSum* const states = reinterpret_cast<MaxAndSum*>(take(scratch, 2 * num_rows));
+        Word* const all_queries = take(scratch, int64_t(num_heads) * num_rows * dim_words);
+        float* const all_sums = take(scratch, int64_t(num_heads) * num_rows * dim);
+        MaxAndSum* const all_states = reinterpret_cast<MaxAndSum*>(take(scratch, 2 * num_heads * num_rows));
         const bool is_folding = tile.partials < 0;
-        const int num_blocks = unit.block_end - unit.block_begin, num_cells = (unit.kv_end - unit.kv_begin) * num_blocks;
+        for (int i = 0; i < num_heads; ++i) gather_queries(tile, unit.kv_begin + i, all_queries + int64_t(i) * num_rows * dim_words);
+        if (is_folding) std::memset(all_sums, 0, sizeof(float) * num_heads * num_rows * dim);
+        for (int i = 0; i < num_heads * num_rows; ++i) all_states[i] = {MINUS_INFINITY, 0.0f};
         Rows both[2];
         find_rows(tile, unit.kv_begin, unit.block_begin, both[0]);
+        const int num_bytes = num_heads * shape_.head_dim * int(sizeof(T)), num_cells = num_heads * (unit.block_end - unit.block_begin);
+        for (int token = 0; token < both[0].num_tokens; ++token) {
+            Upcoming<T>{both[0].keys, both[0].num_tokens, num_bytes, 0, 1}.ask_for_row(token);
+            Upcoming<T>{both[0].values, both[0].num_tokens, num_bytes, 0, 1}.ask_for_row(token);
+        }
         for (int cell = 0; cell < num_cells; ++cell) {
-            const int kv_head = unit.kv_begin + cell / num_blocks, block = unit.block_begin + cell % num_blocks;
-            const Rows& rows = both[cell % 2];
-            Rows& next = both[(cell + 1) % 2];
-            next.num_tokens = 0;
-            if (cell + 1 < num_cells) find_rows(tile, unit.kv_begin + (cell + 1) / num_blocks, unit.block_begin + (cell + 1) % num_blocks, next);
-            if (block == unit.block_begin) {
-                gather_queries(tile, kv_head, queries);
-                std::memset(sums, 0, sizeof(float) * num_rows * dim);
-                for (int i = 0; i < num_rows; ++i) states[i] = {MINUS_INFINITY, 0.0f};
+            const int in_unit = cell % num_heads, kv_head = unit.kv_begin + in_unit, block = unit.block_begin + cell / num_heads;
+            const Word* const queries = all_queries + int64_t(in_unit) * num_rows * dim_words;
+            float* const sums = all_sums + int64_t(in_unit) * num_rows * dim;
+            MaxAndSum* const states = all_states + in_unit * num_rows;
+            Rows &rows = both[cell / num_heads % 2], &next = both[(cell / num_heads + 1) % 2];
+            if (in_unit == 0) {
+                next.num_tokens = 0;
+                if (block + 1 < unit.block_end) find_rows(tile, unit.kv_begin, block + 1, next);
+            } else {
+                rows.go_to_next_head(shape_.head_dim);
             }
-            const int num_tokens = rows.num_tokens, width = round_up(num_tokens, 32), num_bytes = shape_.head_dim * int(sizeof(T));
-            pack_keys<Dot>(rows.keys, num_tokens, width, shape_.head_dim, dim, converted, keys, Upcoming<T>{rows.values, num_tokens, num_bytes});
+            const int num_tokens = rows.num_tokens, width = round_up(num_tokens, 32);
+            pack_keys<Dot>(rows.keys, num_tokens, width, shape_.head_dim, dim, converted, keys, Upcoming<T>{next.keys, next.num_tokens, num_bytes, in_unit, num_heads});
             product<Dot>(num_rows, width, dim_words, queries, dim_words, keys, scores, BLOCK);
-            pack_values(Dot(), rows.values, num_tokens, width, shape_.head_dim, dim, packed_values, Upcoming<T>{next.keys, next.num_tokens, num_bytes});
+            pack_values(Dot(), rows.values, num_tokens, width, shape_.head_dim, dim, packed_values, Upcoming<T>{next.values, next.num_tokens, num_bytes, in_unit, num_heads});
             MaxAndSum of_rows[MAX_LOCAL_ROWS];
             for (int row = 0; row < num_rows; ++row) {
                 const int visible = plan_.positions[tile.first_query + row / group] + 1 - block * BLOCK;
@@ -225,6 +236,9 @@ class Kernel {
     struct Rows {
         const T *keys[BLOCK], *values[BLOCK];
         int num_tokens;
+        void go_to_next_head(int head_dim) {
+            for (int i = 0; i < num_tokens; ++i) keys[i] += head_dim, values[i] += head_dim;
+        }
     };
     void find_rows(const Tile& tile, int kv_head, int block, Rows& rows) const {
         const int32_t* pages = step_.kv_indices + step_.kv_indptr[tile.row];

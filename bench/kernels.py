@@ -133,10 +133,9 @@ def measure(load: Load, repeats: int) -> str:
     ours, theirs, *flat = (statistics.median(of_one) for of_one in times)
     by_bytes, by_flops = (statistics.median(values) * 1e3 for values in zip(*limits, strict=True))
     against_flat = statistics.median(a / b for a, b in zip(times[0], times[2], strict=True)) if flat else None
-    return (
-        f"| {load.name} | {by_bytes:.3f} | {by_flops:.3f} | {ours * 1e3:.3f} | {ours / floor:.2f} | {theirs * 1e3:.3f} | {theirs / ours:.1f} | "
-        + (f"{flat[0] * 1e3:.3f}, {against_flat:.2f} |" if flat else "|")
-    )
+    line = f"| {load.name} | {by_bytes:.3f} | {by_flops:.3f} | {ours * 1e3:.3f} | {ours / floor:.2f} "
+    line += f"| {theirs * 1e3:.3f} | {theirs / ours:.1f} |"
+    return line + (f" {flat[0] * 1e3:.3f}, {against_flat:.2f} |" if flat else " |")
 
 
 def main() -> None:
@@ -146,8 +145,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"{describe_hardware()}\n{options.threads} threads, {read_rate() / 1e9:.1f} GB/s, {product_rate() / 1e9:.0f} GFLOP/s in {DTYPE}; ms of one layer")
-    print("| load | bytes | arithmetic | kernel | over the larger | torch | torch / kernel | not shared, shared / not |\n|---|---|---|---|---|---|---|---|")
+    print(describe_hardware())
+    rates = f"{read_rate() / 1e9:.1f} GB/s, {product_rate() / 1e9:.0f} GFLOP/s in {DTYPE}"
+    print(f"{options.threads} threads, {rates}; ms of one layer")
+    print("| load | bytes | arithmetic | kernel | over the larger | torch | torch / kernel | not shared, shared / not |")
+    print("|---|---|---|---|---|---|---|---|")
     with torch.inference_mode():
         for load in LOADS:
             if options.only in load.name:

@@ -55,7 +55,7 @@ def find_or_build(level: Level) -> Path:
 
 
 def build(level: Level, directory: Path) -> Path:
-    """Compile into `directory` unless it is there. Two processes that want the same library make it once; it appears whole or not at all."""
+    """Compile into `directory` unless it is there: once, however many processes want it, and whole or not at all."""
     target = directory / library_name(level)
     try:
         directory.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 
 @cache
 def load_library() -> ctypes.CDLL:
-    """Build it if need be. The caller has imported torch, whose OpenMP threads the kernels share. KernelBuildError says why there is none."""
+    """Build it if need be; KernelBuildError says why there is none. The caller has imported torch, whose OpenMP threads are then shared."""
     path = find_or_build(level_of_this_machine())
     try:
         library = ctypes.CDLL(str(path))

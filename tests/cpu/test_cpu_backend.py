@@ -1,5 +1,6 @@
-"""CpuBackend against dense attention in float64, and its own bits against each other: alone, in a batch, in chunks, shared, on two threads."""
+"""CpuBackend against dense attention in float64, and its bits against each other: alone, in a batch, in chunks, shared, on two threads."""
 
+import itertools
 import math
 import random
 from array import array
@@ -63,7 +64,9 @@ class World:
             self.pool.k(0)[page, offset] = sequence.k[position]
             self.pool.v(0)[page, offset] = sequence.v[position]
 
-    def step(self, rows: list[tuple[Sequence, int, int]], *, reads_shared_once: bool = True, expect_shared: bool | None = None) -> list[torch.Tensor]:
+    def step(
+        self, rows: list[tuple[Sequence, int, int]], *, reads_shared_once: bool = True, expect_shared: bool | None = None
+    ) -> list[torch.Tensor]:
         """Run rows (sequence, start, end), decode rows first; one result per row."""
         page_size = self.pool.page_size
         table = PageTable(len(rows), max(len(sequence.pages) for sequence, _, _ in rows), page_size)
@@ -163,7 +166,7 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(dtype: torch.dtype, head_dim:
     sequence = world.sequence(700)
     (whole,) = world.step([(sequence, 0, 700)])
     for cuts in ([0, 1, 2, 5, 38, 255, 256, 257, 600, 699, 700], [0, 256, 512, 700], [0, 333, 700]):
-        pieces = [world.step([(sequence, start, end)])[0] for start, end in zip(cuts, cuts[1:])]
+        pieces = [world.step([(sequence, start, end)])[0] for start, end in itertools.pairwise(cuts)]
         assert torch.equal(torch.cat(pieces), whole), cuts
 
 
@@ -207,5 +210,5 @@ def test_a_group_larger_than_a_tile() -> None:
 def test_what_is_no_pool_for_it_is_refused() -> None:
     with pytest.raises(AssertionError, match="multiple of num_kv_heads = 2, got 3"):
         CpuBackend(KVPool(1, 1, 1, 2, 4, torch.float32), 3)
-    with pytest.raises(AssertionError, match="got torch.float16 on cpu"):
+    with pytest.raises(AssertionError, match=r"got torch\.float16 on cpu"):
         CpuBackend(KVPool(1, 1, 1, 2, 4, torch.float16), 2)

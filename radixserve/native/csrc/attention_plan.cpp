@@ -38,7 +38,8 @@ void Plan::make(const Step& step) {
         }
         for (int query = 0; query < end - begin; query += max_queries) {
             std::vector<int> of_tile, at;
-            for (int i = query; i < std::min(query + max_queries, end - begin); ++i) of_tile.push_back(begin + i), at.push_back(first_position + i);
+            const int past = std::min(query + max_queries, end - begin);
+            for (int i = query; i < past; ++i) of_tile.push_back(begin + i), at.push_back(first_position + i);
             add_tile(row, 0, blocks_of(at.back() + 1), of_tile, at);
         }
     }

@@ -1,4 +1,4 @@
-// Products of bfloat16 tiles by ATen, which reaches the matrix units (AMX) where there are any. Compiled only for processors that have them.
+// Products of bfloat16 tiles by ATen, which reaches the matrix units (AMX). Compiled only for processors that have them.
 #pragma once
 
 namespace radixserve {

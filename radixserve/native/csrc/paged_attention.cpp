@@ -12,7 +12,7 @@
 #include <new>
 
 #include "attention_plan.h"
-#include "pack.h"
+#include "partial.h"
 
 namespace radixserve {
 namespace {
@@ -43,55 +43,6 @@ struct AlignedFloats {
         size = n;
     }
 };
-
-// Scores of one query over one block to weights, in place or as bfloat16. Only the first `visible` keys count; `scale` brings scores to
-// powers of two. Returns the largest scaled score and the sum of the weights as they are stored.
-struct MaxAndSum {
-    float max, sum;
-};
-template <class Packed>
-__attribute__((noinline)) MaxAndSum to_weights(float* scores, int visible, int width, float scale, Packed* weights) {
-    if (visible <= 0) {
-        std::memset(static_cast<void*>(weights), 0, width * sizeof(Packed));
-        return {MINUS_INFINITY, 0.0f};
-    }
-    for (int i = visible; i < width; ++i) scores[i] = MINUS_INFINITY;
-    Vec highest = load(scores);
-    for (int i = VL; i < width; i += VL) highest = max_of(highest, load(scores + i));
-    const float max = max_of(highest) * scale;
-    Vec sum = {};
-    for (int i = 0; i < width; i += VL) {
-        const Vec exact = exp2_of(load(scores + i) * broadcast(scale) - broadcast(max));
-        if constexpr (sizeof(Packed) == sizeof(float)) {
-            store(weights + i, exact);
-            sum += exact;
-        } else {
-#if defined(RADIXSERVE_PAIR_DOT)
-            const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(__m512(exact));
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i), rounded);
-            sum += Vec(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16)));
-#endif
-        }
-    }
-    return {max, sum_of(sum)};
-}
-
-float exp2_of_one(float x) { return exp2_of(broadcast(x))[0]; }
-
-// what is known of a query so far, and one more block. Never inlined: there must be one sequence of instructions
-__attribute__((noinline)) void fold(float* values, MaxAndSum& state, const float* more, MaxAndSum block, int n) {
-    if (block.max == MINUS_INFINITY) return;
-    const float max = state.max > block.max ? state.max : block.max;
-    const float keep = exp2_of_one(state.max - max), take = exp2_of_one(block.max - max);
-    for (int i = 0; i < n; i += VL) store(values + i, load(values + i) * broadcast(keep) + load(more + i) * broadcast(take));
-    state.sum = state.sum * keep + block.sum * take;
-    state.max = max;
-}
-
-template <class T>
-__attribute__((noinline)) void finish(const float* values, MaxAndSum state, T* out, int n) {
-    for (int i = 0; i < n; ++i) from_float(values[i] / state.sum, out[i]);
-}
 
 template <class T, class Dot>
 class Kernel {
@@ -179,7 +130,8 @@ class Kernel {
             }
             if (!is_folding || block + 1 < unit.block_end) continue;
             for (int row = 0; row < num_rows; ++row)
-                finish(sums + row * dim, states[row], out_of(plan_.tokens[tile.first_query + row / group], kv_head, row % group), shape_.head_dim);
+                finish(sums + row * dim, states[row], out_of(plan_.tokens[tile.first_query + row / group], kv_head, row % group),
+                       shape_.head_dim);
         }
     }
 
@@ -322,12 +274,15 @@ void radixserve_attention_delete(void* handle) { delete static_cast<radixserve::
 
 // the arrays must live until the last run of the step
 int radixserve_attention_plan(
-    void* handle, int num_rows, int num_threads, const int32_t* qo_indptr, const int32_t* kv_indptr, const int32_t* kv_indices, const int32_t* seq_lens
+    void* handle, int num_rows, int num_threads, const int32_t* qo_indptr, const int32_t* kv_indptr, const int32_t* kv_indices,
+    const int32_t* seq_lens
 ) {
     using namespace radixserve;
     auto& attention = *static_cast<Attention*>(handle);
     const Shape& shape = attention.shape;
-    attention.step = {num_rows, num_threads, shape.page_size, shape.group_size(), shape.num_kv_heads, shape.head_dim, attention.is_shared_once, qo_indptr, kv_indptr, kv_indices, seq_lens};
+    attention.step = {num_rows,           num_threads,    shape.page_size,          shape.group_size(),
+                      shape.num_kv_heads, shape.head_dim, attention.is_shared_once, qo_indptr,
+                      kv_indptr,          kv_indices,     seq_lens};
     try {
         attention.plan.make(attention.step);
     } catch (const std::bad_alloc&) {

@@ -23,7 +23,7 @@ RUN case "${TORCH_VARIANT}" in \
         *) echo "TORCH_VARIANT: expected cpu or cuda, got ${TORCH_VARIANT}" >&2; exit 1 ;; \
     esac \
     && /opt/venv/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c constraints.txt ".${extras}" \
-    && if [ "${TORCH_VARIANT}" = cpu ]; then /opt/venv/bin/python -m radixserve.native --all-levels --into-package; fi
+    && if [ "${TORCH_VARIANT}" = cpu ]; then cd / && /opt/venv/bin/python -m radixserve.native --all-levels --into-package; fi
 
 FROM python:${PYTHON_VERSION}-slim
 # OpenMP comes with torch

@@ -1,6 +1,7 @@
 """Attention kernels alone: milliseconds of one layer beside what its bytes and its arithmetic cost at this machine's measured limits.
 
-python -m bench.kernels [--repeats 7] [--only decode]: the C++ kernel, the same without shared reads, and plain torch, in turn.
+python -m bench.kernels [--repeats 7] [--only decode] [--cpu-time]: the C++ kernel, the same without shared reads, and plain torch, in turn.
+--cpu-time counts the processor time of one thread, for machines that are busy with other work.
 Every repeat goes through many layers' K and V, so that they come from memory, as they do in a real step.
 """
 
@@ -23,6 +24,7 @@ from radixserve.kv import KVPool, PageTable
 from radixserve.runner.batch_builder import build_forward_batch
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, DTYPE = 9, 3, 64, torch.bfloat16  # SmolLM2-135M
+Clock = Callable[[], float]
 TOKEN_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * DTYPE.itemsize
 WANTED_BYTES = 192 << 20  # of K and V over all layers, several times the last cache
 MAX_LAYERS = 64
@@ -83,37 +85,39 @@ def make_step(load: Load) -> tuple[KVPool, ForwardBatch]:
     return pool, build_forward_batch(ScheduledBatch(0, tuple(rows)), table, last_ids, pool.device)
 
 
-def seconds_per_layer(backend: AttentionBackend, batch: ForwardBatch, num_layers: int, q: torch.Tensor, k: torch.Tensor) -> float:
+def seconds_per_layer(
+    backend: AttentionBackend, batch: ForwardBatch, num_layers: int, q: torch.Tensor, k: torch.Tensor, clock: Clock
+) -> float:
     """The plan is part of it, as it is of a step, spread over the layers."""
-    started = time.perf_counter()
+    started = clock()
     backend.plan(batch)
     for layer in range(num_layers):
         backend.run(layer, q, k, k)
-    return (time.perf_counter() - started) / num_layers
+    return (clock() - started) / num_layers
 
 
-def read_rate() -> float:
+def read_rate(clock: Clock) -> float:
     """Bytes a second of a sum over more memory than any cache holds."""
     numbers = torch.ones(64 << 20)
-    return numbers.nbytes / best_of(numbers.sum)
+    return numbers.nbytes / best_of(numbers.sum, clock)
 
 
-def product_rate() -> float:
+def product_rate(clock: Clock) -> float:
     """Multiply-adds a second, two each, of a large product in DTYPE."""
     a, b = torch.randn(2048, 2048).to(DTYPE), torch.randn(2048, 2048).to(DTYPE)
-    return 2 * 2048.0**3 / best_of(lambda: F.linear(a, b))
+    return 2 * 2048.0**3 / best_of(lambda: F.linear(a, b), clock)
 
 
-def best_of(call: Callable[[], object], repeats: int = 5) -> float:
+def best_of(call: Callable[[], object], clock: Clock, repeats: int = 5) -> float:
     times = []
     for _ in range(repeats):
-        started = time.perf_counter()
+        started = clock()
         call()
-        times.append(time.perf_counter() - started)
+        times.append(clock() - started)
     return min(times)
 
 
-def measure(load: Load, repeats: int) -> str:
+def measure(load: Load, repeats: int, clock: Clock) -> str:
     pool, batch = make_step(load)
     q, k = torch.randn(batch.num_tokens, NUM_HEADS, HEAD_DIM).to(DTYPE), torch.randn(batch.num_tokens, NUM_KV_HEADS, HEAD_DIM).to(DTYPE)
     backends: list[AttentionBackend] = [CpuBackend(pool, NUM_HEADS), TorchBackend(pool, NUM_HEADS)]
@@ -122,11 +126,11 @@ def measure(load: Load, repeats: int) -> str:
     times: list[list[float]] = [[] for _ in backends]
     limits = []
     for repeat in range(repeats + 1):
-        limits.append((load.num_bytes / read_rate(), load.flops / product_rate()))
+        limits.append((load.num_bytes / read_rate(clock), load.flops / product_rate(clock)))
         for place, backend in enumerate(backends):
             # plain torch is slow: a few layers will do
             num_layers = pool.num_layers if backend.name == "cpu" else min(pool.num_layers, 8)
-            seconds = seconds_per_layer(backend, batch, num_layers, q, k)
+            seconds = seconds_per_layer(backend, batch, num_layers, q, k, clock)
             if repeat:
                 times[place].append(seconds)
     floor = statistics.median(max(pair) for pair in limits)
@@ -143,17 +147,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--only", default="", help="loads whose name contains this")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu-time", action="store_true", help="one thread, and its processor time instead of the clock's")
     options = parser.parse_args()
+    if options.cpu_time:
+        options.threads = 1
+    clock = time.thread_time if options.cpu_time else time.perf_counter
     torch.set_num_threads(options.threads)
     print(describe_hardware())
-    rates = f"{read_rate() / 1e9:.1f} GB/s, {product_rate() / 1e9:.0f} GFLOP/s in {DTYPE}"
-    print(f"{options.threads} threads, {rates}; ms of one layer")
+    rates = f"{read_rate(clock) / 1e9:.1f} GB/s, {product_rate(clock) / 1e9:.0f} GFLOP/s in {DTYPE}"
+    print(f"{options.threads} threads, {rates}; {'processor' if options.cpu_time else 'wall'} ms of one layer")
     print("| load | bytes | arithmetic | kernel | over the larger | torch | torch / kernel | not shared, shared / not |")
     print("|---|---|---|---|---|---|---|---|")
     with torch.inference_mode():
         for load in LOADS:
             if options.only in load.name:
-                print(measure(load, options.repeats), flush=True)
+                print(measure(load, options.repeats, clock), flush=True)
 
 
 if __name__ == "__main__":

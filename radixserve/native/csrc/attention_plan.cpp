@@ -104,8 +104,8 @@ void Plan::add_units(const Step& step) {
     std::stable_sort(units.begin(), units.end(), [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
 }
 
-// into pieces that cost about `wanted`: narrow tiles by blocks, each with all its heads, since those lie side by side in memory; others, and
-// where there are too few blocks, by heads as well
+// into pieces that cost about `wanted`: narrow tiles by blocks, each with all its heads, since those lie side by side in memory; others,
+// and where there are too few blocks, by heads as well
 std::vector<Unit> Plan::cut(const Step& step, int index, float wanted) const {
     const Tile& tile = tiles[index];
     const float cost = tile_cost(step, tile) * step.num_kv_heads;

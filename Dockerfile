@@ -10,6 +10,8 @@ ARG TORCH_VARIANT=cpu
 ARG PIP_OPTIONS=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
+# for the CPU kernels, built here once for every kind of processor; the final image has no compiler
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/venv
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY radixserve ./radixserve
@@ -20,9 +22,11 @@ RUN case "${TORCH_VARIANT}" in \
         cuda) extras="[gpu]" ;; \
         *) echo "TORCH_VARIANT: expected cpu or cuda, got ${TORCH_VARIANT}" >&2; exit 1 ;; \
     esac \
-    && /opt/venv/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c constraints.txt ".${extras}"
+    && /opt/venv/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c constraints.txt ".${extras}" \
+    && if [ "${TORCH_VARIANT}" = cpu ]; then cd / && /opt/venv/bin/python -m radixserve.native --all-levels --into-package; fi
 
 FROM python:${PYTHON_VERSION}-slim
+# OpenMP comes with torch
 RUN useradd --create-home --uid 1000 radixserve \
     && install -d -o radixserve -g radixserve /home/radixserve/.cache
 COPY --from=build /opt/venv /opt/venv

@@ -28,7 +28,7 @@ def make_stepper(page_size: int, num_slots: int = 8, vocab_size: int = VOCAB_SIZ
         pool.k(layer).fill_(math.nan)
         pool.v(layer).fill_(math.nan)
     table = PageTable(num_slots, 256 // page_size, page_size)
-    runner = ModelRunner(decoder, pool, table, make_attention_backend("torch", pool, config.num_heads), vocab_size)
+    runner = ModelRunner(decoder, pool, table, make_attention_backend("auto", pool, config.num_heads), vocab_size)
     return Stepper(runner, pool.num_pages, page_size)
 
 

@@ -115,6 +115,11 @@ class EngineConfig(_Checked):
     device: str = option("auto", "auto: cuda where there is one, else cpu", choices=("auto", "cpu", "cuda"))
     context_length: int | None = option(None, "lower the context length of the model's config", low=2)
     attention_backend: str = option("auto", "attention kernels", choices=("auto", "torch"))
+    linear_backend: str = option(
+        "auto",
+        "matrix products: native packs the weights once (CPU with AVX-512, a C++ compiler); torch; auto: native where it can be",
+        choices=("auto", "native", "torch"),
+    )
     random_seed: int = option(0, "seed of dummy weights", low=0)
     decode_log_interval: int = option(40, "log one line every so many decode steps", low=1)
     check_account_every_step: bool = option(False, "recount every page after every step (slow; tests do it; production recounts when idle)")

@@ -39,6 +39,8 @@ class DecoderWeights:
 class Decoder:
     """The model of one process. Immutable after loading; needs no autograd, so call it under torch.inference_mode()."""
 
+    linear_backend = "torch"
+
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config
         self.weights = weights

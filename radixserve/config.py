@@ -114,7 +114,9 @@ class EngineConfig(_Checked):
     )
     device: str = option("auto", "auto: cuda where there is one, else cpu", choices=("auto", "cpu", "cuda"))
     context_length: int | None = option(None, "lower the context length of the model's config", low=2)
-    attention_backend: str = option("auto", "attention kernels", choices=("auto", "torch"))
+    attention_backend: str = option(
+        "auto", "attention kernels; auto: cpu on a CPU where its kernel can be built, else torch", choices=("auto", "torch", "cpu")
+    )
     linear_backend: str = option(
         "auto",
         "matrix products: native packs the weights once (CPU with AVX-512, a C++ compiler); torch; auto: native where it can be",

@@ -1,17 +1,35 @@
 """Names of attention backends, and how each is made."""
 
-from collections.abc import Callable
+import logging
 
 from radixserve.attention.backend import AttentionBackend
+from radixserve.attention.cpu_backend import DTYPES, CpuBackend
 from radixserve.attention.torch_backend import TorchBackend
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool
+from radixserve.native import KernelBuildError
 
-_BACKENDS: dict[str, Callable[[KVPool, int], AttentionBackend]] = {"auto": TorchBackend, "torch": TorchBackend}
+logger = logging.getLogger(__name__)
+
+NAMES = ("auto", "torch", "cpu")
 
 
 def make_attention_backend(name: str, pool: KVPool, num_heads: int) -> AttentionBackend:
-    """The backend called `name` over `pool`. "auto" is the best one for the pool's device. ConfigError for any other name."""
-    if name not in _BACKENDS:
-        raise ConfigError(f"--attention-backend: expected one of {', '.join(_BACKENDS)}, got {name!r}")
-    return _BACKENDS[name](pool, num_heads)
+    """The backend called `name` over `pool`. "auto" is the best one for the pool's device and dtype that can be had here.
+
+    ConfigError for any other name, and for "cpu" where its kernel cannot be: another device or dtype, or no compiler.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"--attention-backend: expected one of {', '.join(NAMES)}, got {name!r}")
+    is_possible = pool.device.type == "cpu" and pool.dtype in DTYPES
+    if name == "torch" or (name == "auto" and not is_possible):
+        return TorchBackend(pool, num_heads)
+    if not is_possible:
+        raise ConfigError(f"--attention-backend cpu: expected float32 or bfloat16 on a CPU, got {pool.dtype} on {pool.device}; use torch")
+    try:
+        return CpuBackend(pool, num_heads)
+    except KernelBuildError as error:
+        if name == "cpu":
+            raise ConfigError(f"--attention-backend cpu: {error}; or use --attention-backend torch, which is slower") from error
+        logger.warning("attention runs on plain torch, several times slower than the CPU kernel: %s", error)
+        return TorchBackend(pool, num_heads)

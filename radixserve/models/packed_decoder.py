@@ -5,6 +5,7 @@ gathered from the packed head.
 """
 
 import ctypes
+import logging
 import weakref
 from dataclasses import replace
 
@@ -15,8 +16,11 @@ from radixserve.attention.batch import ForwardBatch
 from radixserve.models.config import ModelConfig
 from radixserve.models.decoder import DecoderWeights, LayerWeights
 from radixserve.models.layers import RotaryTable
-from radixserve.models.native_library import can_compute, native_library
+from radixserve.native import KernelBuildError, load_library
 
+logger = logging.getLogger(__name__)
+
+_DTYPE_BITS = {torch.float32: 1, torch.bfloat16: 2}
 _PANEL = 32  # columns of a panel, and two halves of 16 where two matrices are interleaved (native/csrc/packed_linear.h)
 
 
@@ -24,6 +28,17 @@ def can_pack(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> b
     """Whether a PackedDecoder can be made. Builds the native library where all else says yes."""
     widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim, config.head_dim)
     return device.type == "cpu" and all(width % 2 == 0 for width in widths) and can_compute(dtype)
+
+
+def can_compute(dtype: torch.dtype) -> bool:
+    """Whether the native library can be had and multiplies `dtype` on this processor. Builds it when asked first."""
+    if dtype not in _DTYPE_BITS:
+        return False
+    try:
+        return bool(load_library().radixserve_decoder_dtypes() & _DTYPE_BITS[dtype])
+    except KernelBuildError as error:
+        logger.warning("matrix products run on plain torch, about half as fast as the native ones: %s", error)
+        return False
 
 
 class PackedDecoder:
@@ -36,9 +51,7 @@ class PackedDecoder:
         self.config = config
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
-        library = native_library()
-        assert library is not None, "PackedDecoder: there is no native library; ask can_pack first"
-        self._library = library
+        self._library = library = load_library()
         self._rotary = RotaryTable(config, self.dtype, self.device)
         self._heads = torch.empty(0, dtype=self.dtype)
         is_tied = weights.lm_head is weights.embedding
@@ -77,7 +90,8 @@ class PackedDecoder:
         out = torch.empty(n, config.hidden_size, dtype=self.dtype)
         ids, positions = batch.input_ids.contiguous(), batch.positions.contiguous()
         heads_at, positions_at, out_at = heads.data_ptr(), positions.data_ptr(), out.data_ptr()
-        self._library.radixserve_decoder_begin(self._native, n, ids.data_ptr(), positions_at, heads_at)
+        if self._library.radixserve_decoder_begin(self._native, n, ids.data_ptr(), positions_at, heads_at):
+            raise MemoryError(f"PackedDecoder: no memory for the activations of {n} tokens")
         for layer in range(config.num_layers):
             attended = attention.run(layer, q, k, v).contiguous()
             advance(self._native, layer, n, attended.data_ptr(), positions_at, heads_at, out_at)
@@ -125,7 +139,7 @@ class PackedDecoder:
         per_panel = _PANEL // 2 if is_interleaved else _PANEL
         num_panels = -(-(rows // 2 if is_interleaved else rows) // per_panel)
         packed = torch.empty(num_panels, words, _PANEL, dtype=torch.int32)
-        self._library.radixserve_pack(weight.data_ptr(), rows, words, is_interleaved, packed.data_ptr())
+        self._library.radixserve_decoder_pack(weight.data_ptr(), rows, words, is_interleaved, packed.data_ptr())
         self._kept.append(packed)
         return packed.data_ptr()
 

@@ -9,8 +9,7 @@ import torch
 import transformers
 
 from radixserve.models import Decoder, load_decoder, load_model_config
-from radixserve.models.native_library import can_compute
-from radixserve.models.packed_decoder import PackedDecoder
+from radixserve.models.packed_decoder import PackedDecoder, can_compute
 from tests.support.dense_attention import DenseAttention, single_sequence_batch
 from tests.support.tiny_models import FAMILIES, VOCAB_SIZE, make_tiny_model
 

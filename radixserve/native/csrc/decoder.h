@@ -15,11 +15,10 @@ namespace radixserve {
 template <class T>
 class Scratch {
 public:
-    T* of(int64_t count) {
+    T* of(int64_t count) {  // null: no memory
         if (count > size_) {
             memory_.reset(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64)));
-            if (!memory_) std::abort();
-            size_ = count;
+            size_ = memory_ ? count : 0;
         }
         return memory_.get();
     }
@@ -68,9 +67,9 @@ public:
                            linear(down, s.hidden, s.intermediate)});
     }
 
-    // ids, positions [n] -> heads [n, num_heads + 2 num_kv_heads, head_dim] of layer 0: q and k rotated, then v
-    void begin(int64_t n, const int64_t* ids, const int64_t* positions, T* heads) {
-        reserve(n);
+    // ids, positions [n] -> heads [n, num_heads + 2 num_kv_heads, head_dim] of layer 0: q and k rotated, then v. False: no memory.
+    bool begin(int64_t n, const int64_t* ids, const int64_t* positions, T* heads) {
+        if (!reserve(n)) return false;
 #pragma omp parallel
         {
             const int id = omp_get_thread_num(), count = omp_get_num_threads();
@@ -85,6 +84,7 @@ public:
             }
             start_layer(layers_[0], n, positions, heads, id, count);
         }
+        return true;
     }
 
     // attended [n, num_heads * head_dim] of `layer` -> heads of the next one; after the last, `out` [n, hidden], normed
@@ -123,10 +123,11 @@ private:
         return PackedLinear{packed, num_panels_of(rows), columns / PER_WORD};
     }
 
-    void reserve(int64_t n) {
+    bool reserve(int64_t n) {
         hidden_ = hidden_memory_.of(n * shape_.hidden);
         normed_ = normed_memory_.of(n * (shape_.hidden + PADDING));
         mlp_ = mlp_memory_.of(n * (shape_.intermediate + PADDING));
+        return hidden_ != nullptr && normed_ != nullptr && mlp_ != nullptr;
     }
 
     // hidden is being written by all threads when this is called

@@ -9,13 +9,23 @@
 #include <cstring>
 
 #include "lanes.h"
+#if defined(RADIXSERVE_BRGEMM)
+#include "brgemm.h"
+#endif
 
 namespace radixserve {
 
 using lanes::bfloat16;
 
 constexpr int PANEL = 32;      // columns of y, two vectors
-constexpr int TILE_ROWS = 12;  // 24 sums in registers; 4 less would starve the multiplier, 4 more would spill
+constexpr int TILE_ROWS = 12;  // 24 sums in registers, which leaves room for a word of each half of a panel
+constexpr int MOST_TILE_ROWS = 32;
+#if defined(RADIXSERVE_BRGEMM)
+constexpr int tile_rows(bfloat16) { return 32; }  // two by two tiles of the matrix unit
+#else
+constexpr int tile_rows(bfloat16) { return TILE_ROWS; }
+#endif
+constexpr int tile_rows(float) { return TILE_ROWS; }
 // rows of x that are multiplied with one panel after another while they stay in the second-level cache
 constexpr int64_t BLOCK_BYTES = 384 << 10;
 // a stream from memory is asked for so many words * 32 ahead of its use
@@ -82,24 +92,37 @@ inline void multiply_rows(int64_t rows, const uint32_t* x, int64_t stride, const
     }
 }
 
+// sums [rows][32] of a whole tile; K at once, so that the order of a sum is one and the same for every height
+template <class T>
+inline void multiply_panel(int64_t rows, const T* x, int64_t stride, const uint32_t* panel, int64_t num_words, float* sums) {
+    multiply_rows<T>(rows, reinterpret_cast<const uint32_t*>(x), stride * int64_t(sizeof(T)) / 4, panel, num_words, sums);
+}
+#if defined(RADIXSERVE_BRGEMM)
+inline void multiply_panel(int64_t rows, const bfloat16* x, int64_t stride, const uint32_t* panel, int64_t num_words, float* sums) {
+    brgemm_bf16(int(rows), PANEL, int(num_words * 2), int(stride), PANEL, PANEL, x, panel, sums);
+}
+#endif
+
 // This thread's share of x [m, k] (stride in elements) times w. `finish(row, panel, sums)` gets the 32 sums of a row and a panel.
 template <class T, class Finish>
 void multiply(const T* x, int64_t m, int64_t stride, const PackedLinear& w, int id, int num_threads, const Finish& finish) {
-    const int64_t per_word = 4 / sizeof(T), stride_words = stride / per_word;
-    const int64_t block = std::max<int64_t>(TILE_ROWS, BLOCK_BYTES / (w.num_words * 4) / TILE_ROWS * TILE_ROWS);
-    alignas(64) float sums[TILE_ROWS * PANEL];
+    constexpr int64_t HEIGHT = tile_rows(T());
+    const int64_t block = std::max<int64_t>(HEIGHT, BLOCK_BYTES / (w.num_words * 4) / HEIGHT * HEIGHT);
+    alignas(64) float sums[MOST_TILE_ROWS * PANEL];
     for (int64_t first = 0; first < m; first += block) {
-        const int64_t rows = std::min(block, m - first), num_tiles = (rows + TILE_ROWS - 1) / TILE_ROWS;
+        const int64_t rows = std::min(block, m - first), num_tiles = (rows + HEIGHT - 1) / HEIGHT;
         const Share share(w.num_panels * num_tiles, id, num_threads);
         for (int64_t index = share.first; index < share.end; ++index) {
-            const int64_t panel = index / num_tiles, tile = index % num_tiles;
-            const Share part(rows, int(tile), int(num_tiles));  // tiles of equal height: 16 rows are 8 and 8
+            const int64_t panel = index / num_tiles;
+            const Share part(rows, int(index % num_tiles), int(num_tiles));  // tiles of equal height: 16 rows are 8 and 8
             const int64_t row = first + part.first, height = part.end - part.first;
-            const auto* words = reinterpret_cast<const uint32_t*>(x + row * stride);
-            multiply_rows<T>(height, words, stride_words, w.packed + panel * w.num_words * PANEL, w.num_words, sums);
+            multiply_panel(height, x + row * stride, stride, w.packed + panel * w.num_words * PANEL, w.num_words, sums);
             for (int64_t i = 0; i < height; ++i) finish(row + i, panel, sums + i * PANEL);
         }
     }
+#if defined(RADIXSERVE_BRGEMM)
+    brgemm_end();
+#endif
 }
 
 // rows [count, words] -> packed. Interleaved: the first half of the rows in the left of each panel, the second half in the right.

@@ -1,0 +1,6 @@
+"""Kernels in C++ (csrc/): compiled on first use into the user's cache, or ahead of time, and loaded as one library. No torch in here."""
+
+from radixserve.native.build import KernelBuildError
+from radixserve.native.library import load_library
+
+__all__ = ["KernelBuildError", "load_library"]

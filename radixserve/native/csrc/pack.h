@@ -75,28 +75,23 @@ inline void transpose_rows(const Word* const* rows, int first, int num_words, Wo
 }
 #endif
 
-// Rows of the next block, asked for from memory while this one is packed: else every row would be waited for, since pages lie anywhere and
-// the processor cannot guess them. Each of the `num_shares` packings of a block asks for its share, all heads of a token together.
+// Bring rows into the cache, in the order in which they lie. Plain reads, since those set the processor's own prefetching going, which
+// a run of prefetch instructions does not: it gets several times as much from memory.
 template <class T>
-struct Upcoming {
-    const T* const* rows;
-    int num_tokens, num_bytes, share, num_shares;
-    void ask_for(int token) const {
-        if (token % num_shares) return;
-        const int wanted = share * ((num_tokens + num_shares - 1) / num_shares) + token / num_shares;
-        if (wanted < num_tokens) ask_for_row(wanted);
-    }
-    void ask_for_row(int token) const {
+void touch(const T* const* rows, int num_tokens, int num_bytes) {
+    uint32_t all = 0;
+    for (int token = 0; token < num_tokens; ++token) {
         const char* first = reinterpret_cast<const char*>(rows[token]);
-        for (int i = 0; i < num_bytes; i += 64) __builtin_prefetch(first + i, 0, 2);
-        __builtin_prefetch(first + num_bytes - 1, 0, 2);  // a row need not begin at a cache line
+        for (int i = 0; i < num_bytes; i += 64) all ^= static_cast<unsigned char>(first[i]);
+        all ^= static_cast<unsigned char>(first[num_bytes - 1]);  // a row need not begin at a cache line
     }
-};
+    asm volatile("" : : "r"(all));
+}
 
 // `rows` are num_tokens pointers to K; packed [panel of tokens][padded_dim / per_word][width] words
 template <class Dot, class T>
 void pack_keys(
-    const T* const* rows, int num_tokens, int width, int head_dim, int padded_dim, float* converted, Word* out, const Upcoming<T>& upcoming
+    const T* const* rows, int num_tokens, int width, int head_dim, int padded_dim, float* converted, Word* out
 ) {
     typedef typename PackedType<Dot>::type Packed;
     const int num_words = words_of<Dot>(head_dim), padded_words = padded_dim / Dot::per_word;
@@ -115,7 +110,6 @@ void pack_keys(
                 copy_row(rows[token + i], head_dim, copy);
                 sources[i] = reinterpret_cast<const Word*>(copy);
             }
-            upcoming.ask_for(token + i);
         }
         const int panel = token / PANEL * PANEL, panel_width = width - panel < PANEL ? width - panel : PANEL;
         Word* at = out + int64_t(panel) * padded_words + token - panel;
@@ -127,7 +121,7 @@ void pack_keys(
 // packed [panel of dimensions][num_tokens / per_word, padded with zeros to `width` tokens][panel width] words
 template <class T>
 void pack_values(
-    FloatDot, const T* const* rows, int num_tokens, int width, int head_dim, int padded_dim, Word* out, const Upcoming<T>& upcoming
+    FloatDot, const T* const* rows, int num_tokens, int width, int head_dim, int padded_dim, Word* out
 ) {
     for (int first = 0; first < padded_dim; first += PANEL) {
         const int panel_width = padded_dim - first < PANEL ? padded_dim - first : PANEL;
@@ -137,14 +131,13 @@ void pack_values(
             const int filled = token < num_tokens ? n : 0;
             if (filled) copy_row(rows[token] + first, filled, to);
             std::memset(to + filled, 0, (panel_width - filled) * sizeof(float));
-            if (first == 0) upcoming.ask_for(token);
         }
     }
 }
 
 #if defined(RADIXSERVE_PAIR_DOT)
 inline void pack_values(
-    PairDot, const Bf16* const* rows, int num_tokens, int width, int head_dim, int padded_dim, Word* out, const Upcoming<Bf16>& upcoming
+    PairDot, const Bf16* const* rows, int num_tokens, int width, int head_dim, int padded_dim, Word* out
 ) {
     static const uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
                                      8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
@@ -162,7 +155,6 @@ inline void pack_values(
                 _mm512_storeu_si512(to + d, _mm512_permutex2var_epi16(even, low, odd));
                 if (d + 16 < panel_width) _mm512_storeu_si512(to + d + 16, _mm512_permutex2var_epi16(even, high, odd));
             }
-            if (first == 0) upcoming.ask_for(token), upcoming.ask_for(token + 1);
         }
     }
 }

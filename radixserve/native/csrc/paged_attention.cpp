@@ -143,29 +143,24 @@ class Kernel {
         for (int i = 0; i < num_heads; ++i) gather_queries(tile, unit.kv_begin + i, all_queries + int64_t(i) * num_rows * dim_words);
         if (is_folding) std::memset(all_sums, 0, sizeof(float) * num_heads * num_rows * dim);
         for (int i = 0; i < num_heads * num_rows; ++i) all_states[i] = {MINUS_INFINITY, 0.0f};
-        Rows both[2];
-        find_rows(tile, unit.kv_begin, unit.block_begin, both[0]);
+        Rows rows;
         const int num_bytes = num_heads * shape_.head_dim * int(sizeof(T)), num_cells = num_heads * (unit.block_end - unit.block_begin);
-        for (int token = 0; token < both[0].num_tokens; ++token) {
-            Upcoming<T>{both[0].keys, both[0].num_tokens, num_bytes, 0, 1}.ask_for_row(token);
-            Upcoming<T>{both[0].values, both[0].num_tokens, num_bytes, 0, 1}.ask_for_row(token);
-        }
         for (int cell = 0; cell < num_cells; ++cell) {
             const int in_unit = cell % num_heads, kv_head = unit.kv_begin + in_unit, block = unit.block_begin + cell / num_heads;
             const Word* const queries = all_queries + int64_t(in_unit) * num_rows * dim_words;
             float* const sums = all_sums + int64_t(in_unit) * num_rows * dim;
             MaxAndSum* const states = all_states + in_unit * num_rows;
-            Rows &rows = both[cell / num_heads % 2], &next = both[(cell / num_heads + 1) % 2];
             if (in_unit == 0) {
-                next.num_tokens = 0;
-                if (block + 1 < unit.block_end) find_rows(tile, unit.kv_begin, block + 1, next);
+                find_rows(tile, unit.kv_begin, block, rows);
+                touch(rows.keys, rows.num_tokens, num_bytes);
+                touch(rows.values, rows.num_tokens, num_bytes);
             } else {
                 rows.go_to_next_head(shape_.head_dim);
             }
             const int num_tokens = rows.num_tokens, width = round_up(num_tokens, 32);
-            pack_keys<Dot>(rows.keys, num_tokens, width, shape_.head_dim, dim, converted, keys, Upcoming<T>{next.keys, next.num_tokens, num_bytes, in_unit, num_heads});
+            pack_keys<Dot>(rows.keys, num_tokens, width, shape_.head_dim, dim, converted, keys);
             product<Dot>(num_rows, width, dim_words, queries, dim_words, keys, scores, BLOCK);
-            pack_values(Dot(), rows.values, num_tokens, width, shape_.head_dim, dim, packed_values, Upcoming<T>{next.values, next.num_tokens, num_bytes, in_unit, num_heads});
+            pack_values(Dot(), rows.values, num_tokens, width, shape_.head_dim, dim, packed_values);
             MaxAndSum of_rows[MAX_LOCAL_ROWS];
             for (int row = 0; row < num_rows; ++row) {
                 const int visible = plan_.positions[tile.first_query + row / group] + 1 - block * BLOCK;

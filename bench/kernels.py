@@ -146,12 +146,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(
-        f"{describe_hardware()}\n{options.threads} threads, {read_rate() / 1e9:.1f} GB/s, {product_rate() / 1e9:.0f} GFLOP/s in {DTYPE}; ms of one layer"
-    )
-    print(
-        "| load | bytes | arithmetic | kernel | over the larger | torch | torch / kernel | not shared, shared / not |\n|---|---|---|---|---|---|---|---|"
-    )
+    print(f"{describe_hardware()}\n{options.threads} threads, {read_rate() / 1e9:.1f} GB/s, {product_rate() / 1e9:.0f} GFLOP/s in {DTYPE}; ms of one layer")
+    print("| load | bytes | arithmetic | kernel | over the larger | torch | torch / kernel | not shared, shared / not |\n|---|---|---|---|---|---|---|---|")
     with torch.inference_mode():
         for load in LOADS:
             if options.only in load.name:

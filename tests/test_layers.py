@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent / "radixserve"
 # What each unit (a package or module right under radixserve/) may import beside itself. "" is radixserve/__init__.py.
 BASE = {"core", "config", "errors", "metrics", "tokenizer"}
 LEFT = {"scheduler", "tree"}
-RIGHT = {"runner", "models", "attention", "kv"}
+RIGHT = {"runner", "models", "attention", "kv", "native"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "core": {"errors"},
@@ -25,8 +25,9 @@ ALLOWED: dict[str, set[str]] = {
     "tree": BASE,
     "scheduler": BASE | {"tree"},
     "kv": BASE,
-    "attention": BASE | {"kv"},
-    "models": BASE | {"kv", "attention"},
+    "native": set(),
+    "attention": BASE | {"kv", "native"},
+    "models": BASE | {"kv", "native", "attention"},
     "runner": BASE | {"kv", "attention", "models"},
     "engine": BASE | LEFT | RIGHT,
     "server": BASE | LEFT | RIGHT | {"engine"},

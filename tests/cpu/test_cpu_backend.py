@@ -63,9 +63,7 @@ class World:
             self.pool.k(0)[page, offset] = sequence.k[position]
             self.pool.v(0)[page, offset] = sequence.v[position]
 
-    def step(
-        self, rows: list[tuple[Sequence, int, int]], *, reads_shared_once: bool = True, expect_shared: bool | None = None
-    ) -> list[torch.Tensor]:
+    def step(self, rows: list[tuple[Sequence, int, int]], *, reads_shared_once: bool = True, expect_shared: bool | None = None) -> list[torch.Tensor]:
         """Run rows (sequence, start, end), decode rows first; one result per row."""
         page_size = self.pool.page_size
         table = PageTable(len(rows), max(len(sequence.pages) for sequence, _, _ in rows), page_size)

@@ -5,7 +5,9 @@ import logging
 
 import torch
 
+from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.registry import make_attention_backend
+from radixserve.attention.timed import TimedAttention
 from radixserve.config import EngineConfig, SchedulerConfig
 from radixserve.engine.engine import Engine
 from radixserve.engine.info import EngineInfo
@@ -42,7 +44,9 @@ def build_engine(config: EngineConfig) -> Engine:
     page_size, context_length = config.cache.page_size, config.context_length
     assert context_length is not None
     pool, page_table = _allocate(config, model_config, num_pages, dtype, device)
-    attention = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
+    attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
+    if config.profile_steps and device.type == "cpu":
+        attention = TimedAttention(attention)
     runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids)
     cache: PageCache = DisabledCache(num_pages, page_size) if config.cache.disable_radix_cache else PrefixCache(num_pages, page_size)
     scheduler = Scheduler(config.scheduler, cache, context_length, frozenset(model_config.eos_token_ids))

@@ -104,6 +104,12 @@ class PackedDecoder:
         self._library.radixserve_decoder_logits(self._native, hidden.shape[0], hidden.data_ptr(), logits.data_ptr())
         return logits
 
+    def seconds(self) -> tuple[float, float, float]:
+        """Wall seconds so far: products, norms and rotary, head."""
+        seconds = (ctypes.c_double * 3)()
+        self._library.radixserve_decoder_seconds(self._native, seconds)
+        return seconds[0], seconds[1], seconds[2]
+
     def _heads_of(self, n: int) -> torch.Tensor:
         """[n, num_heads + 2 num_kv_heads, head_dim] in memory that is used again by the next step."""
         width = (self.config.num_heads + 2 * self.config.num_kv_heads) * self.config.head_dim

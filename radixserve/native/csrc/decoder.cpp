@@ -17,7 +17,8 @@ struct AnyDecoder {
     virtual void add_layer(const void* const* parts) = 0;
     virtual bool begin(int64_t n, const int64_t* ids, const int64_t* positions, void* heads) = 0;
     virtual void advance(int64_t layer, int64_t n, const void* attended, const int64_t* positions, void* heads, void* out) = 0;
-    virtual void logits(int64_t n, const void* rows, float* to) const = 0;
+    virtual void logits(int64_t n, const void* rows, float* to) = 0;
+    virtual void seconds(double* to) const = 0;
 };
 
 #if RADIXSERVE_HAS_DECODER
@@ -40,7 +41,10 @@ struct TypedDecoder final : AnyDecoder {
     void advance(int64_t layer, int64_t n, const void* attended, const int64_t* positions, void* heads, void* out) override {
         decoder.advance(layer, n, static_cast<const T*>(attended), positions, static_cast<T*>(heads), static_cast<T*>(out));
     }
-    void logits(int64_t n, const void* rows, float* to) const override { decoder.logits(n, static_cast<const T*>(rows), to); }
+    void logits(int64_t n, const void* rows, float* to) override { decoder.logits(n, static_cast<const T*>(rows), to); }
+    void seconds(double* to) const override {
+        to[0] = decoder.seconds().products, to[1] = decoder.seconds().row_ops, to[2] = decoder.seconds().head;
+    }
 };
 
 #endif
@@ -97,3 +101,5 @@ RADIXSERVE_DOOR void radixserve_decoder_advance(void* decoder, int64_t layer, in
 RADIXSERVE_DOOR void radixserve_decoder_logits(void* decoder, int64_t n, const void* rows, float* to) {
     static_cast<AnyDecoder*>(decoder)->logits(n, rows, to);
 }
+// wall seconds since the decoder was made: products, norms and rotary, head
+RADIXSERVE_DOOR void radixserve_decoder_seconds(void* decoder, double* to) { static_cast<AnyDecoder*>(decoder)->seconds(to); }

@@ -31,6 +31,11 @@ private:
     int64_t size_ = 0;
 };
 
+// wall seconds so far, as thread 0 sees them: waiting for the other threads counts to the part that is waited for
+struct Seconds {
+    double products = 0, row_ops = 0, head = 0;
+};
+
 struct Shape {
     int64_t hidden, intermediate, num_heads, num_kv_heads, head_dim, vocab;
     float eps;
@@ -73,6 +78,7 @@ public:
 #pragma omp parallel
         {
             const int id = omp_get_thread_num(), count = omp_get_num_threads();
+            Lap lap(id);
             const Share rows(n, id, count);
             for (int64_t row = rows.first; row < rows.end; ++row) {
                 T* to = hidden_ + row * shape_.hidden;
@@ -82,7 +88,8 @@ public:
                     unpack_row(head_, ids[row], reinterpret_cast<uint32_t*>(to));
                 }
             }
-            start_layer(layers_[0], n, positions, heads, id, count);
+#pragma omp barrier
+            start_layer(layers_[0], n, positions, heads, id, count, lap);
         }
         return true;
     }
@@ -95,28 +102,36 @@ public:
 #pragma omp parallel
         {
             const int id = omp_get_thread_num(), count = omp_get_num_threads();
+            Lap lap(id);
             multiply<T>(attended, n, s.q_width(), weights.output, id, count, AddSums<T>{hidden_, s.hidden, s.hidden});
 #pragma omp barrier
+            lap.ends(seconds_.products);
             norm_rows(weights.post_attention_norm, n, normed_, hidden_stride, id, count);
 #pragma omp barrier
+            lap.ends(seconds_.row_ops);
             multiply<T>(normed_, n, hidden_stride, weights.gate_up, id, count, SiluTimesUp<T>{mlp_, mlp_stride, s.intermediate});
 #pragma omp barrier
             multiply<T>(mlp_, n, mlp_stride, weights.down, id, count, AddSums<T>{hidden_, s.hidden, s.hidden});
-            if (layer + 1 < int64_t(layers_.size())) {
-                start_layer(layers_[layer + 1], n, positions, heads, id, count);
-            } else {
 #pragma omp barrier
+            lap.ends(seconds_.products);
+            if (layer + 1 < int64_t(layers_.size())) {
+                start_layer(layers_[layer + 1], n, positions, heads, id, count, lap);
+            } else {
                 norm_rows(final_norm_, n, out, s.hidden, id, count);
             }
         }
     }
 
     // rows [n, hidden] after the final norm -> float32 [n, vocab], not rounded to T in between
-    void logits(int64_t n, const T* rows, float* to) const {
+    void logits(int64_t n, const T* rows, float* to) {
+        const double start = omp_get_wtime();
 #pragma omp parallel
         multiply<T>(rows, n, shape_.hidden, head_, omp_get_thread_num(), omp_get_num_threads(),
                     StoreSums<float>{to, shape_.vocab, shape_.vocab, nullptr});
+        seconds_.head += omp_get_wtime() - start;
     }
+
+    const Seconds& seconds() const { return seconds_; }
 
 private:
     static PackedLinear linear(const uint32_t* packed, int64_t rows, int64_t columns) {
@@ -130,15 +145,32 @@ private:
         return hidden_ != nullptr && normed_ != nullptr && mlp_ != nullptr;
     }
 
-    // hidden is being written by all threads when this is called
-    void start_layer(const Layer& layer, int64_t n, const int64_t* positions, T* heads, int id, int count) {
+    // adds the time since the last call to one of the counters, on thread 0
+    class Lap {
+    public:
+        explicit Lap(int id) : is_counted_(id == 0), last_(omp_get_wtime()) {}
+        void ends(double& counter) {
+            if (!is_counted_) return;
+            const double now = omp_get_wtime();
+            counter += now - last_;
+            last_ = now;
+        }
+
+    private:
+        bool is_counted_;
+        double last_;
+    };
+
+    // all of hidden has been written when this is called
+    void start_layer(const Layer& layer, int64_t n, const int64_t* positions, T* heads, int id, int count, Lap& lap) {
         const Shape& s = shape_;
         const int64_t stride = s.hidden + PADDING;
-#pragma omp barrier
         norm_rows(layer.input_norm, n, normed_, stride, id, count);
 #pragma omp barrier
+        lap.ends(seconds_.row_ops);
         multiply<T>(normed_, n, stride, layer.qkv, id, count, StoreSums<T>{heads, s.heads_width(), s.heads_width(), layer.qkv_bias});
 #pragma omp barrier
+        lap.ends(seconds_.products);
         const Share rows(n, id, count);
         for (int64_t row = rows.first; row < rows.end; ++row) {
             for (int64_t head = 0; head < s.num_heads + s.num_kv_heads; ++head) {
@@ -147,6 +179,7 @@ private:
                 rotate(at, rotary_ + positions[row] * s.head_dim, s.head_dim);
             }
         }
+        lap.ends(seconds_.row_ops);
     }
 
     void norm_rows(const T* weight, int64_t n, T* to, int64_t stride, int id, int count) const {
@@ -157,6 +190,7 @@ private:
     }
 
     Shape shape_;
+    Seconds seconds_;
     const T *rotary_, *embedding_, *final_norm_;
     PackedLinear head_;
     std::vector<Layer> layers_;

@@ -1,4 +1,4 @@
-"""TimedAttention: another backend with a stopwatch around each run, for --profile-steps on a CPU (a GPU's run returns before it is done)."""
+"""TimedAttention: another backend with a stopwatch around each run, for --profile-steps; on a CPU, where a run returns when it is done."""
 
 import time
 

@@ -47,7 +47,7 @@ def _table(kind: str, steps: list[tuple[int, int, list[float]]]) -> str:
     """Means over the steps. "Outside of kernels" is what is neither memory traffic nor matrix work."""
     means = [sum(column) / len(steps) * 1e3 for column in zip(*(seconds for _, _, seconds in steps), strict=True)]
     total = max(sum(means), 1e-9)
-    rows, tokens = (sum(step[i] for step in steps) / len(steps) for i in (0, 1))
+    rows, tokens = sum(step[0] for step in steps) / len(steps), sum(step[1] for step in steps) / len(steps)
     outside = sum(mean for mean, (_, is_kernel) in zip(means, PARTS, strict=True) if not is_kernel)
     lines = [f"{len(steps)} {kind} steps of {rows:.1f} rows, {tokens:.1f} tokens: {total:.3f} ms a step"]
     lines += [f"  {name:<30} {mean:9.3f} ms {mean / total:7.1%}" for mean, (name, _) in zip(means, PARTS, strict=True)]

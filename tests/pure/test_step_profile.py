@@ -18,7 +18,7 @@ def add(profile: StepProfile, batch: ScheduledBatch, start: float, goes_on: bool
 
 def test_the_table_comes_with_the_last_step_and_adds_up() -> None:
     prompt = ScheduledRow(slot=0, start=0, count=5, token_ids=array("i", [1, 2, 3, 4, 5]))
-    decode = ScheduledRow(slot=0, start=5, count=1)
+    decode = ScheduledRow(slot=0, start=5, count=1, token_ids=array("i"))
     profile = StepProfile(3)
     assert add(profile, batch_of(1, prompt), 1.000) == ""
     assert add(profile, batch_of(2, decode), 1.025, goes_on=False) == ""  # 5 ms after the end of the step before
@@ -36,4 +36,4 @@ def test_the_table_comes_with_the_last_step_and_adds_up() -> None:
 
 
 def test_no_steps_no_table() -> None:
-    assert add(StepProfile(0), batch_of(1, ScheduledRow(slot=0, start=5, count=1)), 1.0) == ""
+    assert add(StepProfile(0), batch_of(1, ScheduledRow(slot=0, start=5, count=1, token_ids=array("i"))), 1.0) == ""

@@ -1,4 +1,4 @@
-"""PackedDecoder: the bits of a row do not depend on the rows beside it nor on threads, and they are those of the plain path up to rounding."""
+"""PackedDecoder: a row's bits depend neither on the rows beside it nor on threads, and are those of the plain path up to rounding."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +132,6 @@ def test_what_cannot_be_packed_is_refused_or_runs_on_torch() -> None:
     odd = config_of(intermediate_size=1033)
     arguments = {"dtype": torch.float32, "device": CPU, "load_format": "dummy"}
     assert load_decoder(odd, Path(), **arguments).linear_backend == "torch"
-    with pytest.raises(ConfigError, match="--linear-backend native: expected .*even widths"):
+    with pytest.raises(ConfigError, match=r"--linear-backend native: expected .*even widths"):
         load_decoder(odd, Path(), **arguments, linear_backend="native")
     assert load_decoder(config_of(), Path(), **arguments).linear_backend == "native"

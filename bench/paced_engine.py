@@ -39,6 +39,7 @@ class PacedEngine:
             dtype="none",
             device="none",
             attention_backend="none",
+            linear_backend="none",
             context_length=CONTEXT_LENGTH,
             max_total_tokens=CONTEXT_LENGTH * MAX_STREAMS,
             pool_size_bytes=0,

@@ -159,8 +159,14 @@ class EngineConfig(_Checked):
     attention_backend: str = option(
         "auto", "attention kernels; auto: cpu on a CPU where its kernel can be built, else torch", choices=("auto", "torch", "cpu")
     )
+    linear_backend: str = option(
+        "auto",
+        "matrix products: native packs the weights once (CPU with AVX-512, a C++ compiler); torch; auto: native where it can be",
+        choices=("auto", "native", "torch"),
+    )
     random_seed: int = option(0, "seed of dummy weights", low=0)
     decode_log_interval: int = option(40, "log one line every so many decode steps", low=1)
+    profile_steps: int = option(0, "print where the time of the first so many steps went, by part", low=0)
     check_account_every_step: bool = option(False, "recount every page after every step (slow; tests do it; production recounts when idle)")
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

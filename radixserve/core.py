@@ -231,6 +231,11 @@ class StepTimes:
     plan_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
+    # parts of forward_s, where they are measured (native products; attention with --profile-steps)
+    attention_s: float = 0.0
+    products_s: float = 0.0
+    row_ops_s: float = 0.0
+    head_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,5 +19,5 @@ class AttentionBackend(Protocol):
         """Write k and v of this step's tokens at batch.out_slots of `layer`, then attend.
 
         q [num_tokens, num_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim], rotary already applied, all in the pool's dtype.
-        Returns [num_tokens, num_heads, head_dim].
+        Returns [num_tokens, num_heads, head_dim]. The memory of q, k and v is the caller's and is overwritten later: keep no view of it.
         """

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 
 import torch
 
+from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.registry import make_attention_backend
+from radixserve.attention.timed import TimedAttention
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig
 from radixserve.engine.engine import Engine
 from radixserve.engine.info import EngineInfo
@@ -31,18 +33,28 @@ def build_engine(config: EngineConfig) -> Engine:
     model_config = load_model_config(location.path)
     config = resolve_config(config, model_config)
     device, dtype = torch.device(config.device), getattr(torch, config.dtype)
-    decoder = load_decoder(model_config, location.path, dtype=dtype, device=device, load_format=config.load_format, seed=config.random_seed)
+    decoder = load_decoder(
+        model_config,
+        location.path,
+        dtype=dtype,
+        device=device,
+        load_format=config.load_format,
+        seed=config.random_seed,
+        linear_backend=config.linear_backend,
+    )
     num_pages = _num_pages(config, model_config, dtype, device, decoder.size_bytes)
     context_length = config.context_length
     assert context_length is not None
     pool, page_table = _allocate(config, model_config, num_pages, dtype, device)
-    attention = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
+    attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
+    if config.profile_steps and device.type == "cpu":
+        attention = TimedAttention(attention)
     runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids)
     cache = _make_cache(config.cache, num_pages)
     scheduler = Scheduler(
         config.scheduler, cache, context_length, frozenset(model_config.eos_token_ids), _forced_retraction_interval(os.environ)
     )
-    info = _info(config, location.name, str(location.path), model_config, pool, attention.name)
+    info = _info(config, location.name, str(location.path), model_config, pool, attention.name, decoder.linear_backend)
     logger.debug(_banner(info))
     return Engine(config, info, scheduler, runner)
 
@@ -148,14 +160,15 @@ def _allocate(
     return pool, page_table
 
 
-def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: KVPool, backend: str) -> EngineInfo:
+def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: KVPool, attention: str, linear: str) -> EngineInfo:
     assert config.context_length and config.scheduler.max_running_requests and config.scheduler.chunked_prefill_size
     return EngineInfo(
         model_name=name,
         model_path=path,
         dtype=config.dtype,
         device=config.device,
-        attention_backend=backend,
+        attention_backend=attention,
+        linear_backend=linear,
         context_length=config.context_length,
         max_total_tokens=pool.num_pages * pool.page_size,
         pool_size_bytes=pool.size_bytes,
@@ -172,6 +185,7 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
 def _banner(info: EngineInfo) -> str:
     return (
         f"model={info.model_name}, dtype={info.dtype}, device={info.device}, attention_backend={info.attention_backend}, "
+        f"linear_backend={info.linear_backend}, "
         f"max_total_num_tokens={info.max_total_tokens} ({info.pool_size_bytes / 2**30:.2f} GiB), page_size={info.page_size}, "
         f"radix_cache={'off' if info.is_radix_cache_disabled else 'on'}, schedule_policy={info.schedule_policy}, "
         f"chunked_prefill_size={info.chunked_prefill_size}, max_running_requests={info.max_running_requests}, "

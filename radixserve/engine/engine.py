@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import sys
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -10,6 +11,7 @@ from radixserve.config import EngineConfig
 from radixserve.core import MAX_PIN_TTL_S, Request, RequestOutput, ScheduledBatch, StepOutput, is_in_vocabulary, wrong_token_error
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.step_log import StepLog
+from radixserve.engine.step_profile import StepProfile
 from radixserve.errors import InvalidRequestError, UnsupportedFieldError, shown
 from radixserve.metrics import EngineStats, StepSeconds
 from radixserve.scheduler.scheduler import Scheduler
@@ -32,6 +34,7 @@ class Engine:
         self._clock = clock
         self._seconds = StepSeconds()
         self._log = StepLog(config.decode_log_interval, shows_chunk_size=config.scheduler.target_step_ms is not None)
+        self._profile = StepProfile(config.profile_steps)
         self._was_checked = True  # nothing happened since the last recount
 
     @classmethod
@@ -91,7 +94,12 @@ class Engine:
         self._log.after_step(batch, self.stats(), executed - start)
         end = self._clock()
         tree = cache.seconds - tree_before
-        self._measure(batch, output, tree, schedule=(scheduled - start) + (end - executed) - tree, wall=end - start)
+        schedule = (scheduled - start) + (end - executed) - tree
+        self._measure(batch, output, tree, schedule, wall=end - start)
+        goes_on = self._scheduler.has_work
+        table = self._profile.add(batch, output.times, tree=tree, schedule=schedule, start=start, end=end, goes_on=goes_on)
+        if table:
+            print(table, file=sys.stderr, flush=True)
         if self.config.check_account_every_step:
             self._scheduler.check_account()
         return news

@@ -12,6 +12,7 @@ class EngineInfo:
     dtype: str
     device: str
     attention_backend: str
+    linear_backend: str
     context_length: int
     max_total_tokens: int
     pool_size_bytes: int

@@ -5,14 +5,15 @@ Every checkpoint name has one Slot: the view of the fused tensor that it fills. 
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from radixserve.errors import WeightError
+from radixserve.errors import ConfigError, WeightError
 from radixserve.models.config import ModelConfig
 from radixserve.models.decoder import Decoder, DecoderWeights, LayerWeights
+from radixserve.models.packed_decoder import PackedDecoder, can_pack
 
 INDEX_NAME = "model.safetensors.index.json"
 DUMMY_STD = 0.02
@@ -26,19 +27,37 @@ class Slot:
 
 
 def load_decoder(
-    config: ModelConfig, model_dir: Path, *, dtype: torch.dtype, device: torch.device, load_format: str = "auto", seed: int = 0
-) -> Decoder:
+    config: ModelConfig,
+    model_dir: Path,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    load_format: str = "auto",
+    seed: int = 0,
+    linear_backend: str = "auto",
+) -> Decoder | PackedDecoder:
     """load_format "auto" reads model_dir/*.safetensors; "dummy" reads no file and draws weights from `seed` on `device`.
+    linear_backend "native" packs the weights for the native products; "auto" does where that can be.
 
-    Raises WeightError naming a tensor that is missing, superfluous or of the wrong shape.
+    Raises WeightError naming a tensor that is missing, superfluous or of the wrong shape, ConfigError where "native" cannot be.
     """
+    is_packed = linear_backend != "torch" and can_pack(config, dtype, device)
+    if linear_backend == "native" and not is_packed:
+        raise ConfigError(
+            "--linear-backend native: expected a CPU with AVX-512 (and AVX512-BF16 for bfloat16), a C++ compiler, float32 or bfloat16 and "
+            f"even widths; got {dtype} on {device}"
+        )
     with torch.inference_mode():
         weights, slots = _allocate(config, dtype, device)
         if load_format == "dummy":
             _fill_random(slots, seed, device)
         else:
             _fill_from_files(slots, config, model_dir)
-        return Decoder(config, weights)
+        if not is_packed:
+            return Decoder(config, weights)
+        slots.clear()  # they hold views of what is to be freed
+        layers, weights = list(weights.layers), replace(weights, layers=())
+        return PackedDecoder(config, weights, layers)
 
 
 class _Allocator:

@@ -6,7 +6,7 @@ from functools import cache
 from radixserve.native.build import KernelBuildError, find_or_build
 from radixserve.native.levels import level_of_this_machine
 
-_INT, _POINTER = ctypes.c_int, ctypes.c_void_p
+_INT, _INT64, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 # name: (result, arguments); what they mean stands beside the functions in csrc/
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "radixserve_attention_new": (_POINTER, [_INT] * 6),
@@ -14,6 +14,15 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "radixserve_attention_plan": (_INT, [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER]),
     "radixserve_attention_num_shared_tiles": (_INT, [_POINTER]),
     "radixserve_attention_run": (_INT, [_POINTER, _POINTER]),
+    "radixserve_decoder_dtypes": (_INT, []),
+    "radixserve_decoder_pack": (None, [_POINTER, _INT64, _INT64, _INT, _POINTER]),
+    "radixserve_decoder_new": (_POINTER, [_INT, _POINTER, ctypes.c_float, *[_POINTER] * 4]),
+    "radixserve_decoder_delete": (None, [_POINTER]),
+    "radixserve_decoder_add_layer": (None, [_POINTER, _POINTER]),
+    "radixserve_decoder_begin": (_INT, [_POINTER, _INT64, _POINTER, _POINTER, _POINTER]),
+    "radixserve_decoder_advance": (None, [_POINTER, _INT64, _INT64, *[_POINTER] * 4]),
+    "radixserve_decoder_seconds": (None, [_POINTER, _POINTER]),
+    "radixserve_decoder_logits": (None, [_POINTER, _INT64, _POINTER, _POINTER]),
 }
 
 

@@ -15,6 +15,7 @@ import torch
 
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.batch import ForwardBatch
+from radixserve.attention.timed import TimedAttention
 from radixserve.core import RowLogprobs, ScheduledBatch, StepOutput, StepTimes, TokenLogprob
 from radixserve.kv import KVPool, PageTable
 from radixserve.runner.adjustments import LogitAdjustments
@@ -32,6 +33,9 @@ class DecoderContract(Protocol):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden_size] -> [n, vocab_size] float32."""
+
+    def seconds(self) -> tuple[float, float, float]:
+        """Wall seconds so far: products, norms and rotary, head; zeros where they are not measured."""
 
 
 class ModelRunner:
@@ -77,7 +81,7 @@ class ModelRunner:
             return StepOutput(batch.step, (), StepTimes(plan_s=time.perf_counter() - started))
         forward_batch = build_forward_batch(batch, self._page_table, self._last_token_ids, self._pool.device)
         self._attention.plan(forward_batch)
-        planned = time.perf_counter()
+        planned, before = time.perf_counter(), self._forward_parts()
         hidden = self._decoder.forward(forward_batch, self._attention)
         sampled = [index for index, row in enumerate(batch.rows) if row.is_sampled]
         logits = self._logits(hidden, forward_batch.logits_indices[: len(sampled)]) if sampled else None
@@ -93,8 +97,13 @@ class ModelRunner:
                 self._has_last_token[batch.rows[index].slot] = True
                 token_ids[index] = token_id
         of_prompt = self._prompt_logprobs(batch, hidden, forward_batch.logits_indices[len(sampled) :])
-        times = StepTimes(planned - started, forwarded - planned, time.perf_counter() - forwarded)
+        parts = [after - earlier for after, earlier in zip(self._forward_parts(), before, strict=True)]
+        times = StepTimes(planned - started, forwarded - planned, time.perf_counter() - forwarded, *parts)
         return StepOutput(batch.step, tuple(token_ids), times, _row_logprobs(len(batch.rows), of_sampled, of_prompt))
+
+    def _forward_parts(self) -> tuple[float, ...]:
+        """Seconds so far: attention, products, norms and rotary, head."""
+        return (self._attention.seconds if isinstance(self._attention, TimedAttention) else 0.0, *self._decoder.seconds())
 
     def _apply_slot_changes(self, batch: ScheduledBatch) -> None:
         check_rows(batch, self._vocab_size)

@@ -216,7 +216,6 @@ async def test_bad_values_are_named(served: Served, fields: dict[str, Any], para
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"prompt_cache_options": {"mode": "explicit"}}, "prompt_cache_options"),
         ({"prompt_cache_options": {"ttl": "30m"}}, "prompt_cache_options"),
-        ({"cache_control": {"ttl_s": 60}}, "cache_control"),
     ],
 )
 async def test_what_is_not_served_is_refused_by_name(served: Served, fields: dict[str, Any], param: str) -> None:

@@ -291,7 +291,6 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("max_new_tokens", 5),
     ("sampling_seed", 5),
     ("return_logprob", True),
-    ("cache_control", {"ttl_s": 60}),
     ("prompt_cache_options", {"mode": "explicit"}),
     ("guided_json", {"type": "object"}),
     ("tools", [{"type": "function"}]),

@@ -18,6 +18,8 @@ class DenseAttention:
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if layer in self._k:
             k, v = torch.cat([self._k[layer], k]), torch.cat([self._v[layer], v])
+        else:
+            k, v = k.clone(), v.clone()  # the caller's memory is used again
         self._k[layer], self._v[layer] = k, v
         group = q.shape[1] // k.shape[1]
         keys, values = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)

@@ -55,6 +55,7 @@ class EchoEngine:
             dtype="none",
             device="none",
             attention_backend="none",
+            linear_backend="none",
             context_length=CONTEXT_LENGTH,
             max_total_tokens=config.cache.max_total_tokens or 10 * CONTEXT_LENGTH,
             pool_size_bytes=0,

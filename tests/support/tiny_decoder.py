@@ -7,6 +7,7 @@ import torch
 
 from radixserve.models import Decoder, load_decoder
 from radixserve.models.config import parse_model_config
+from radixserve.models.packed_decoder import PackedDecoder, can_pack, pack_decoder
 
 TINY_LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -20,13 +21,14 @@ TINY_LLAMA: dict[str, Any] = {
 }
 
 
-def tiny_decoder() -> Decoder:
+def tiny_decoder() -> Decoder | PackedDecoder:
     """A two-layer Llama, grouped-query, with weights large enough that every earlier token and its place matter for the next one."""
-    config = parse_model_config(TINY_LLAMA, {})
-    decoder = load_decoder(config, Path(), dtype=torch.float32, device=torch.device("cpu"), load_format="dummy", seed=1)
+    config, device = parse_model_config(TINY_LLAMA, {}), torch.device("cpu")
+    decoder = load_decoder(config, Path(), dtype=torch.float32, device=device, load_format="dummy", seed=1, linear_backend="torch")
+    assert isinstance(decoder, Decoder)
     with torch.inference_mode():
         for layer in decoder.weights.layers:
             layer.qkv.mul_(20)
             layer.output.mul_(20)
         decoder.weights.lm_head.mul_(15)
-    return decoder
+        return pack_decoder(config, decoder.weights) if can_pack(config, decoder.dtype, device) else decoder

@@ -1,0 +1,155 @@
+"""PackedDecoder: the Decoder's forward on a CPU, with weights packed once and everything between two attentions in one native call.
+
+The bits of a row's result do not depend on the rows beside it. The weights' only copy is the packed one: a row of a tied embedding is
+gathered from the packed head.
+"""
+
+import ctypes
+import logging
+import weakref
+from dataclasses import replace
+
+import torch
+
+from radixserve.attention.backend import AttentionBackend
+from radixserve.attention.batch import ForwardBatch
+from radixserve.models.config import ModelConfig
+from radixserve.models.decoder import DecoderWeights, LayerWeights
+from radixserve.models.layers import RotaryTable
+from radixserve.native import KernelBuildError, load_library
+
+logger = logging.getLogger(__name__)
+
+_DTYPE_BITS = {torch.float32: 1, torch.bfloat16: 2}
+_PANEL = 32  # columns of a panel, and two halves of 16 where two matrices are interleaved (native/csrc/packed_linear.h)
+
+
+def can_pack(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a PackedDecoder can be made. Builds the native library where all else says yes."""
+    widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim, config.head_dim)
+    return device.type == "cpu" and all(width % 2 == 0 for width in widths) and can_compute(dtype)
+
+
+def can_compute(dtype: torch.dtype) -> bool:
+    """Whether the native library can be had and multiplies `dtype` on this processor. Builds it when asked first."""
+    if dtype not in _DTYPE_BITS:
+        return False
+    try:
+        return bool(load_library().radixserve_decoder_dtypes() & _DTYPE_BITS[dtype])
+    except KernelBuildError as error:
+        logger.warning("matrix products run on plain torch, about half as fast as the native ones: %s", error)
+        return False
+
+
+class PackedDecoder:
+    """See models.Decoder, whose public names these are. What forward() hands to attention is overwritten after its run() has returned."""
+
+    linear_backend = "native"
+
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, layers: list[LayerWeights]) -> None:
+        """`weights` without layers; `layers` is emptied as they are packed, so that no layer is held twice for longer than it takes."""
+        self.config = config
+        self.dtype = weights.embedding.dtype
+        self.device = weights.embedding.device
+        self._library = library = load_library()
+        self._rotary = RotaryTable(config, self.dtype, self.device)
+        self._heads = torch.empty(0, dtype=self.dtype)
+        is_tied = weights.lm_head is weights.embedding
+        # everything that the native decoder points to
+        self._kept: list[torch.Tensor] = [weights.final_norm]
+        head = self._pack(weights.lm_head)
+        embedding = None if is_tied else self._keep(weights.embedding.contiguous())
+        sizes = (ctypes.c_int64 * 6)(
+            config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size
+        )
+        self._native = library.radixserve_decoder_new(
+            self.dtype == torch.bfloat16,
+            sizes,
+            config.rms_norm_eps,
+            self._rotary.table.data_ptr(),
+            embedding,
+            weights.final_norm.data_ptr(),
+            head,
+        )
+        assert self._native, f"PackedDecoder: no native decoder for {self.dtype}; ask can_pack first"
+        weakref.finalize(self, library.radixserve_decoder_delete, self._native)
+        while layers:
+            self._add_layer(layers.pop(0))
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the weights, padding of the last panels included, a tied head counted once."""
+        return sum(tensor.nbytes for tensor in self._kept)
+
+    def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
+        """[num_tokens, hidden_size] after the final norm. The caller has called attention.plan(batch)."""
+        config, advance, n = self.config, self._library.radixserve_decoder_advance, batch.num_tokens
+        num_heads, num_rotated = config.num_heads, config.num_heads + config.num_kv_heads
+        heads = self._heads_of(n)
+        q, k, v = heads[:, :num_heads], heads[:, num_heads:num_rotated], heads[:, num_rotated:]
+        out = torch.empty(n, config.hidden_size, dtype=self.dtype)
+        ids, positions = batch.input_ids.contiguous(), batch.positions.contiguous()
+        heads_at, positions_at, out_at = heads.data_ptr(), positions.data_ptr(), out.data_ptr()
+        if self._library.radixserve_decoder_begin(self._native, n, ids.data_ptr(), positions_at, heads_at):
+            raise MemoryError(f"PackedDecoder: no memory for the activations of {n} tokens")
+        for layer in range(config.num_layers):
+            attended = attention.run(layer, q, k, v).contiguous()
+            advance(self._native, layer, n, attended.data_ptr(), positions_at, heads_at, out_at)
+        return out
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [n, hidden_size] -> [n, vocab_size] float32, never rounded to the model's type."""
+        hidden = hidden.contiguous()
+        logits = torch.empty(hidden.shape[0], self.config.vocab_size, dtype=torch.float32)
+        self._library.radixserve_decoder_logits(self._native, hidden.shape[0], hidden.data_ptr(), logits.data_ptr())
+        return logits
+
+    def seconds(self) -> tuple[float, float, float]:
+        """Wall seconds so far: products, norms and rotary, head."""
+        seconds = (ctypes.c_double * 3)()
+        self._library.radixserve_decoder_seconds(self._native, seconds)
+        return seconds[0], seconds[1], seconds[2]
+
+    def _heads_of(self, n: int) -> torch.Tensor:
+        """[n, num_heads + 2 num_kv_heads, head_dim] in memory that is used again by the next step."""
+        width = (self.config.num_heads + 2 * self.config.num_kv_heads) * self.config.head_dim
+        if self._heads.numel() < n * width:
+            with torch.inference_mode(False):
+                self._heads = torch.empty(n * width, dtype=self.dtype)
+        return self._heads[: n * width].view(n, -1, self.config.head_dim)
+
+    def _add_layer(self, layer: LayerWeights) -> None:
+        parts = (ctypes.c_void_p * 8)(
+            self._keep(layer.input_norm),
+            self._pack(layer.qkv),
+            self._keep(layer.qkv_bias),
+            self._keep(layer.qk_norm),
+            self._pack(layer.output),
+            self._keep(layer.post_attention_norm),
+            self._pack(layer.gate_up, is_interleaved=True),
+            self._pack(layer.down),
+        )
+        self._library.radixserve_decoder_add_layer(self._native, parts)
+
+    def _keep(self, tensor: torch.Tensor | None) -> int | None:
+        if tensor is None:
+            return None
+        assert tensor.is_contiguous()
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def _pack(self, weight: torch.Tensor, is_interleaved: bool = False) -> int:
+        """weight [out, in] -> address of its panels; interleaved: the first half of its rows beside the second."""
+        assert weight.is_contiguous()
+        rows, words = weight.shape[0], weight.shape[1] * weight.element_size() // 4
+        per_panel = _PANEL // 2 if is_interleaved else _PANEL
+        num_panels = -(-(rows // 2 if is_interleaved else rows) // per_panel)
+        packed = torch.empty(num_panels, words, _PANEL, dtype=torch.int32)
+        self._library.radixserve_decoder_pack(weight.data_ptr(), rows, words, is_interleaved, packed.data_ptr())
+        self._kept.append(packed)
+        return packed.data_ptr()
+
+
+def pack_decoder(config: ModelConfig, weights: DecoderWeights) -> PackedDecoder:
+    """For callers that hold the unpacked weights anyway, such as tests."""
+    return PackedDecoder(config, replace(weights, layers=()), list(weights.layers))

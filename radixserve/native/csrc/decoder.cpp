@@ -1,0 +1,105 @@
+// The plain C door to decoder.h. Pointers are the caller's and must outlive the decoder; sizes were checked by the caller.
+#include <cstdint>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
+#define RADIXSERVE_HAS_DECODER 1
+#include "decoder.h"
+#else
+#define RADIXSERVE_HAS_DECODER 0
+#endif
+
+#define RADIXSERVE_DOOR extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+struct AnyDecoder {
+    virtual ~AnyDecoder() = default;
+    virtual void add_layer(const void* const* parts) = 0;
+    virtual bool begin(int64_t n, const int64_t* ids, const int64_t* positions, void* heads) = 0;
+    virtual void advance(int64_t layer, int64_t n, const void* attended, const int64_t* positions, void* heads, void* out) = 0;
+    virtual void logits(int64_t n, const void* rows, float* to) = 0;
+    virtual void seconds(double* to) const = 0;
+};
+
+#if RADIXSERVE_HAS_DECODER
+using namespace radixserve;
+
+template <class T>
+struct TypedDecoder final : AnyDecoder {
+    Decoder<T> decoder;
+    TypedDecoder(const Shape& shape, const void* rotary, const void* embedding, const void* final_norm, const void* head)
+        : decoder(shape, static_cast<const T*>(rotary), static_cast<const T*>(embedding), static_cast<const T*>(final_norm),
+                  static_cast<const uint32_t*>(head)) {}
+    void add_layer(const void* const* parts) override {
+        const auto norm = [&](int i) { return static_cast<const T*>(parts[i]); };
+        const auto packed = [&](int i) { return static_cast<const uint32_t*>(parts[i]); };
+        decoder.add_layer(norm(0), packed(1), norm(2), norm(3), packed(4), norm(5), packed(6), packed(7));
+    }
+    bool begin(int64_t n, const int64_t* ids, const int64_t* positions, void* heads) override {
+        return decoder.begin(n, ids, positions, static_cast<T*>(heads));
+    }
+    void advance(int64_t layer, int64_t n, const void* attended, const int64_t* positions, void* heads, void* out) override {
+        decoder.advance(layer, n, static_cast<const T*>(attended), positions, static_cast<T*>(heads), static_cast<T*>(out));
+    }
+    void logits(int64_t n, const void* rows, float* to) override { decoder.logits(n, static_cast<const T*>(rows), to); }
+    void seconds(double* to) const override {
+        to[0] = decoder.seconds().products, to[1] = decoder.seconds().row_ops, to[2] = decoder.seconds().head;
+    }
+};
+
+#endif
+
+}  // namespace
+
+// bit 0: float32 can be computed, bit 1: bfloat16. Without any of them the rest of this file is not to be called.
+RADIXSERVE_DOOR int radixserve_decoder_dtypes() {
+#if RADIXSERVE_HAS_DECODER && defined(__AVX512BF16__)
+    return 3;
+#else
+    return RADIXSERVE_HAS_DECODER;
+#endif
+}
+
+// see pack() in packed_linear.h
+RADIXSERVE_DOOR void radixserve_decoder_pack(const void* rows, int64_t count, int64_t words, int is_interleaved, void* packed) {
+#if RADIXSERVE_HAS_DECODER
+    pack(static_cast<const uint32_t*>(rows), count, words, is_interleaved != 0, static_cast<uint32_t*>(packed));
+#else
+    (void)rows, (void)count, (void)words, (void)is_interleaved, (void)packed;
+#endif
+}
+
+// sizes: hidden, intermediate, heads, KV heads, head_dim, vocab. embedding null: looked up in the head, which is tied.
+// Null for a type that cannot be computed.
+RADIXSERVE_DOOR void* radixserve_decoder_new(int is_bfloat16, const int64_t* sizes, float eps, const void* rotary, const void* embedding,
+                                            const void* final_norm, const void* head) {
+    AnyDecoder* made = nullptr;
+#if RADIXSERVE_HAS_DECODER
+    const Shape shape{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps};
+    if (!is_bfloat16) made = new TypedDecoder<float>(shape, rotary, embedding, final_norm, head);
+#if defined(__AVX512BF16__)
+    if (is_bfloat16) made = new TypedDecoder<bfloat16>(shape, rotary, embedding, final_norm, head);
+#endif
+#else
+    (void)is_bfloat16, (void)sizes, (void)eps, (void)rotary, (void)embedding, (void)final_norm, (void)head;
+#endif
+    return made;
+}
+RADIXSERVE_DOOR void radixserve_decoder_delete(void* decoder) { delete static_cast<AnyDecoder*>(decoder); }
+// parts: input_norm, qkv, qkv_bias or null, qk_norm or null, output, post_attention_norm, gate_up, down
+RADIXSERVE_DOOR void radixserve_decoder_add_layer(void* decoder, const void* const* parts) {
+    static_cast<AnyDecoder*>(decoder)->add_layer(parts);
+}
+// not 0: no memory
+RADIXSERVE_DOOR int radixserve_decoder_begin(void* decoder, int64_t n, const int64_t* ids, const int64_t* positions, void* heads) {
+    return static_cast<AnyDecoder*>(decoder)->begin(n, ids, positions, heads) ? 0 : 1;
+}
+RADIXSERVE_DOOR void radixserve_decoder_advance(void* decoder, int64_t layer, int64_t n, const void* attended, const int64_t* positions,
+                                               void* heads, void* out) {
+    static_cast<AnyDecoder*>(decoder)->advance(layer, n, attended, positions, heads, out);
+}
+RADIXSERVE_DOOR void radixserve_decoder_logits(void* decoder, int64_t n, const void* rows, float* to) {
+    static_cast<AnyDecoder*>(decoder)->logits(n, rows, to);
+}
+// wall seconds since the decoder was made: products, norms and rotary, head
+RADIXSERVE_DOOR void radixserve_decoder_seconds(void* decoder, double* to) { static_cast<AnyDecoder*>(decoder)->seconds(to); }

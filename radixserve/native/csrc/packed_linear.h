@@ -1,0 +1,145 @@
+// Products of activations with weights that were packed once:   y[m, n] = sum over k of x[m, k] w[n, k].
+//
+//   packed  [panels][words][32]   a word is one float, or a pair of bfloat16 that are neighbours along k; panel p holds 32 rows of w
+//
+// Every y[m, n] is one chain of multiply-adds over k in order, from zero, whatever the tile it falls into: its bits do not depend on how
+// many other rows there are, nor on the number of threads.
+#pragma once
+#include <algorithm>
+#include <cstring>
+
+#include "lanes.h"
+#if defined(RADIXSERVE_BRGEMM)
+#include "brgemm.h"
+#endif
+
+namespace radixserve {
+
+using lanes::bfloat16;
+
+constexpr int PANEL = 32;      // columns of y, two vectors
+constexpr int TILE_ROWS = 12;  // 24 sums in registers, which leaves room for a word of each half of a panel
+constexpr int MOST_TILE_ROWS = 32;
+#if defined(RADIXSERVE_BRGEMM)
+constexpr int tile_rows(bfloat16) { return 32; }  // two by two tiles of the matrix unit
+#else
+constexpr int tile_rows(bfloat16) { return TILE_ROWS; }
+#endif
+constexpr int tile_rows(float) { return TILE_ROWS; }
+// rows of x that are multiplied with one panel after another while they stay in the second-level cache
+constexpr int64_t BLOCK_BYTES = 384 << 10;
+// a stream from memory is asked for so many words * 32 ahead of its use
+constexpr int64_t AHEAD_BYTES = 2048;
+
+struct PackedLinear {
+    const uint32_t* packed;
+    int64_t num_panels;
+    int64_t num_words;  // of one row of x
+};
+
+inline int64_t num_panels_of(int64_t rows) { return (rows + PANEL - 1) / PANEL; }
+
+// the part of `count` that thread `id` of `num_threads` does
+struct Share {
+    int64_t first, end;
+    Share(int64_t count, int id, int num_threads) : first(count * id / num_threads), end(count * (id + 1) / num_threads) {}
+};
+
+inline __m512 multiply_add(__m512 sum, uint32_t x, __m512i w, float) {
+    float value;
+    std::memcpy(&value, &x, 4);
+    return _mm512_fmadd_ps(_mm512_set1_ps(value), _mm512_castsi512_ps(w), sum);
+}
+#if defined(__AVX512BF16__)
+inline __m512 multiply_add(__m512 sum, uint32_t x, __m512i w, bfloat16) {
+    return _mm512_dpbf16_ps(sum, __m512bh(_mm512_set1_epi32(int(x))), __m512bh(w));
+}
+#endif
+
+// sums [ROWS][32] of rows x, x + stride, ... (strides in words) with one panel
+template <class T, int ROWS>
+inline void multiply_tile(const uint32_t* x, int64_t stride, const uint32_t* panel, int64_t num_words, float* sums) {
+    __m512 left[ROWS], right[ROWS];
+#pragma GCC unroll 12
+    for (int row = 0; row < ROWS; ++row) left[row] = right[row] = _mm512_setzero_ps();
+    for (int64_t word = 0; word < num_words; ++word) {
+        const __m512i a = _mm512_loadu_si512(panel + word * PANEL), b = _mm512_loadu_si512(panel + word * PANEL + lanes::WIDTH);
+        _mm_prefetch(reinterpret_cast<const char*>(panel + word * PANEL) + AHEAD_BYTES, _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(panel + word * PANEL) + AHEAD_BYTES + 64, _MM_HINT_T0);
+#pragma GCC unroll 12
+        for (int row = 0; row < ROWS; ++row) {
+            uint32_t pair;
+            std::memcpy(&pair, x + row * stride + word, 4);
+            left[row] = multiply_add(left[row], pair, a, T());
+            right[row] = multiply_add(right[row], pair, b, T());
+        }
+    }
+#pragma GCC unroll 12
+    for (int row = 0; row < ROWS; ++row) {
+        _mm512_storeu_ps(sums + row * PANEL, left[row]);
+        _mm512_storeu_ps(sums + row * PANEL + lanes::WIDTH, right[row]);
+    }
+}
+
+template <class T>
+inline void multiply_rows(int64_t rows, const uint32_t* x, int64_t stride, const uint32_t* panel, int64_t num_words, float* sums) {
+    switch (rows) {
+#define RADIXSERVE_CASE(n) \
+    case n: return multiply_tile<T, n>(x, stride, panel, num_words, sums);
+        RADIXSERVE_CASE(1) RADIXSERVE_CASE(2) RADIXSERVE_CASE(3) RADIXSERVE_CASE(4) RADIXSERVE_CASE(5) RADIXSERVE_CASE(6)
+        RADIXSERVE_CASE(7) RADIXSERVE_CASE(8) RADIXSERVE_CASE(9) RADIXSERVE_CASE(10) RADIXSERVE_CASE(11) RADIXSERVE_CASE(12)
+#undef RADIXSERVE_CASE
+    }
+}
+
+// sums [rows][32] of a whole tile; K at once, so that the order of a sum is one and the same for every height
+template <class T>
+inline void multiply_panel(int64_t rows, const T* x, int64_t stride, const uint32_t* panel, int64_t num_words, float* sums) {
+    multiply_rows<T>(rows, reinterpret_cast<const uint32_t*>(x), stride * int64_t(sizeof(T)) / 4, panel, num_words, sums);
+}
+#if defined(RADIXSERVE_BRGEMM)
+inline void multiply_panel(int64_t rows, const bfloat16* x, int64_t stride, const uint32_t* panel, int64_t num_words, float* sums) {
+    brgemm_bf16(int(rows), PANEL, int(num_words * 2), int(stride), PANEL, PANEL, x, panel, sums);
+}
+#endif
+
+// This thread's share of x [m, k] (stride in elements) times w. `finish(row, panel, sums)` gets the 32 sums of a row and a panel.
+template <class T, class Finish>
+void multiply(const T* x, int64_t m, int64_t stride, const PackedLinear& w, int id, int num_threads, const Finish& finish) {
+    constexpr int64_t HEIGHT = tile_rows(T());
+    const int64_t block = std::max<int64_t>(HEIGHT, BLOCK_BYTES / (w.num_words * 4) / HEIGHT * HEIGHT);
+    alignas(64) float sums[MOST_TILE_ROWS * PANEL];
+    for (int64_t first = 0; first < m; first += block) {
+        const int64_t rows = std::min(block, m - first), num_tiles = (rows + HEIGHT - 1) / HEIGHT;
+        const Share share(w.num_panels * num_tiles, id, num_threads);
+        for (int64_t index = share.first; index < share.end; ++index) {
+            const int64_t panel = index / num_tiles;
+            const Share part(rows, int(index % num_tiles), int(num_tiles));  // tiles of equal height: 16 rows are 8 and 8
+            const int64_t row = first + part.first, height = part.end - part.first;
+            multiply_panel(height, x + row * stride, stride, w.packed + panel * w.num_words * PANEL, w.num_words, sums);
+            for (int64_t i = 0; i < height; ++i) finish(row + i, panel, sums + i * PANEL);
+        }
+    }
+#if defined(RADIXSERVE_BRGEMM)
+    brgemm_end();
+#endif
+}
+
+// rows [count, words] -> packed. Interleaved: the first half of the rows in the left of each panel, the second half in the right.
+inline void pack(const uint32_t* rows, int64_t count, int64_t words, bool is_interleaved, uint32_t* packed) {
+    const int64_t half = count / 2, per_panel = is_interleaved ? lanes::WIDTH : PANEL;
+    const int64_t num_panels = ((is_interleaved ? half : count) + per_panel - 1) / per_panel;
+#pragma omp parallel for
+    for (int64_t panel = 0; panel < num_panels; ++panel) {
+        for (int64_t column = 0; column < PANEL; ++column) {
+            const bool is_second = is_interleaved && column >= lanes::WIDTH;
+            const int64_t place = panel * per_panel + (is_second ? column - lanes::WIDTH : column);
+            const bool is_there = place < (is_interleaved ? half : count);
+            const uint32_t* from = rows + (is_second ? half + place : place) * words;
+            uint32_t* to = packed + panel * words * PANEL + column;
+            for (int64_t word = 0; word < words; ++word) to[word * PANEL] = is_there ? from[word] : 0;
+        }
+    }
+}
+
+}  // namespace radixserve

@@ -11,6 +11,7 @@ The wait is bounded, in two ways, whatever else comes (order/policies.py says wh
 Who waits for a leader (sharing.py) neither goes first nor blocks others meanwhile: the bound holds from when its leader is done with it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from radixserve.config import SchedulerConfig
@@ -32,6 +33,7 @@ class WaitingQueue:
         """rules: for tests, another policy than the config's."""
         self._cache = cache
         self._states: dict[str, RequestState] = {}
+        self._priorities: Counter[int] = Counter()  # how many wait with each
         self._pass = 0
         self._has_admitted = False  # in this pass
         self._prompt_tokens, self._cached_tokens = 1, 0  # of admitted requests
@@ -68,6 +70,7 @@ class WaitingQueue:
         if state.arrival_pass < 0:
             state.arrival_pass = self._pass + self._has_admitted
         self._states[state.request.request_id] = state
+        self._priorities[state.request.priority] += 1
         node = self._prompts.add(state, state.token_ids[: max(0, state.max_cached)].tobytes())
         for ranking in self._rankings:
             ranking.add(state, node)
@@ -75,10 +78,18 @@ class WaitingQueue:
     def remove(self, request_id: str) -> RequestState | None:
         state = self._states.pop(request_id, None)
         if state is not None:
+            self._priorities[state.request.priority] -= 1
+            if not self._priorities[state.request.priority]:
+                del self._priorities[state.request.priority]
             for ranking in self._rankings:
                 ranking.drop(state, self._prompts.place(request_id))
             self._refresh(self._prompts.remove(request_id))
         return state
+
+    @property
+    def highest_priority(self) -> int:
+        """Of all that wait; there must be one."""
+        return max(self._priorities)
 
     # ---- a pass of admissions
 

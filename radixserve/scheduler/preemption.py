@@ -29,7 +29,10 @@ class Preemption:
 
         Whoever takes one retracts it before asking for the next.
         """
-        if self._config.disable_priority_preemption or not self._waiting:
+        if self._config.disable_priority_preemption or not self._waiting or not self._running:
+            return
+        lowest = min(state.request.priority for state in self._running.values())
+        if self._waiting.highest_priority - lowest <= self._config.priority_scheduling_preemption_threshold:
             return
         self._waiting.start_pass(self._running.values())
         head = self._waiting.head()

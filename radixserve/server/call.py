@@ -91,7 +91,16 @@ async def _make_requests(context: ServerContext, call: Call, call_id: str) -> li
     ids_of_prompts = [f"{name}-{call_id}" for name in call.ids] or [call_id] * len(encoded)
     priority = context.client_priority(call.priority)
     return [
-        Request(f"{ids_of_prompts[i]}-{i * call.n + k}", prompt_ids, samplings[i], seeds[i], k, call.namespace, priority, call.pin_ttl_s)
+        Request(
+            f"{ids_of_prompts[i]}-{i * call.n + k}",
+            prompt_ids,
+            samplings[i] if k == 0 else dataclasses.replace(samplings[i], prompt_logprobs=None),  # see Generation: scored once
+            seeds[i],
+            k,
+            call.namespace,
+            priority,
+            call.pin_ttl_s,
+        )
         for i, prompt_ids in enumerate(encoded)
         for k in range(call.n)
     ]

@@ -1,8 +1,8 @@
 """HTTP/1.1 on one connection: uvicorn's parser and replies, with an eye on the client while a request runs.
 
-Four things differ. Reading is never paused behind a running request, because a paused connection would not show that the client left; so
+Five things differ. Reading is never paused behind a running request, because a paused connection would not show that the client left; so
 what a client sends ahead of the reply (pipelining) is dropped, and the connection closes after that reply, which tells the client to send
-it again (RFC 9112, 9.3.2). An offer to upgrade to another protocol is ignored (RFC 9110, 7.8). The head of a request has a limit. A stream
+it again (RFC 9112, 9.3.2). What is no HTTP, in a head or in the framing of a body, is answered in our shape. An offer to upgrade to another protocol is ignored (RFC 9110, 7.8). The head of a request has a limit. A stream
 may write without a task of its own (try_write).
 """
 
@@ -13,6 +13,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from radixserve.core import RequestError
+from radixserve.server.early_answer import LINGER_S
 from radixserve.server.replies import error_reply
 from radixserve.server.stream import BODY_WRITER
 
@@ -109,10 +110,22 @@ class HttpProtocol(HttpToolsProtocol):
         self._refuse(RequestError(message, 431, "invalid_request_error", "headers_too_large"))
 
     def _refuse(self, error: RequestError) -> None:
-        """An answer from here, before any application; the rest of the connection is not read."""
+        """An answer from here, in the place of any application's; the rest of the connection is dropped."""
         self._drops_input = True
-        if not self._is_answering():
+        is_unanswered = self._is_answering() and not self.cycle.response_started
+        if is_unanswered:  # its body cannot be read to its end
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if is_unanswered or not self._is_answering():
             reply = error_reply(error, {"connection": "close", "x-request-id": f"req-{uuid.uuid4().hex}"})
             head = b"".join(b"%s: %s\r\n" % header for header in reply.raw_headers)
             self.transport.write(STATUS_LINE[error.http_status] + head + b"\r\n" + bytes(reply.body))
-        self.transport.close()
+        self._close_late()
+
+    def _close_late(self) -> None:
+        """The client is told that nothing follows; it may still be sending (see early_answer.py)."""
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.transport.close)

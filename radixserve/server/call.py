@@ -91,7 +91,9 @@ async def _make_requests(context: ServerContext, call: Call, call_id: str) -> li
     names = [f"{name}-{call_id}" for name in call.ids] or [call_id] * call.num_choices
     priority = context.client_priority(call.priority)
     return [
-        Request(f"{names[i * call.n + k]}-{i * call.n + k}", prompt_ids, samplings[i], seeds[i], k, call.namespace, priority, call.pin_ttl_s)
+        Request(
+            f"{names[i * call.n + k]}-{i * call.n + k}", prompt_ids, samplings[i], seeds[i], k, call.namespace, priority, call.pin_ttl_s
+        )
         for i, prompt_ids in enumerate(encoded)
         for k in range(call.n)
     ]

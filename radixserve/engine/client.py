@@ -152,7 +152,7 @@ class AsyncEngine:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                answer = await asyncio.wait_for(self._questions.ask(wire.Flush), max(deadline - time.monotonic(), MIN_FLUSH_ANSWER_S))
+                answer = await self._questions.ask(wire.Flush, max(deadline - time.monotonic(), MIN_FLUSH_ANSWER_S))
             except TimeoutError:
                 return False
             assert isinstance(answer, wire.Flushed)
@@ -163,7 +163,7 @@ class AsyncEngine:
     async def stats(self, timeout_s: float = 1.0) -> EngineStats:
         """The newest snapshot that can be had within timeout_s: an older one in the middle of a long step, or without an engine."""
         try:
-            answer = await asyncio.wait_for(self._questions.ask(wire.GetStats), timeout_s)
+            answer = await self._questions.ask(wire.GetStats, timeout_s)
         except (TimeoutError, EngineDeadError):
             return self._last_stats
         assert isinstance(answer, wire.Stats)

@@ -114,10 +114,9 @@ class AsyncEngine:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         if not self._streams:
             self._progress.note_move(time.monotonic())
-        stream = RequestStream(request, self._abandon, self._abandon_finished)
-        self._streams[request.request_id] = stream
+        self._send(wire.Add(request))  # first: what could not be sent leaves nothing behind
+        stream = self._streams[request.request_id] = RequestStream(request, self._abandon, self._abandon_finished)
         self.room.enter(request.request_id)
-        self._send(wire.Add(request))
         return stream
 
     def abort(self, request_id: str) -> None:

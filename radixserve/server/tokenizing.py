@@ -78,7 +78,8 @@ def _read_texts(fields: Fields, context: ServerContext) -> Texts:
     if (prompt is None) == (messages is None):
         raise InvalidRequestError("prompt: expected exactly one of prompt and messages", param="prompt")
     adds_special_tokens = fields.boolean("add_special_tokens", messages is None)
-    texts, inside = list(fields.strings("prompt")), ()
+    texts = list(fields.strings("prompt"))
+    inside: tuple[str, ...] = ()
     if messages is not None:
         chat = read_chat(fields)
         texts, inside = [render(context.tokenizer.chat_template, chat)], chat.ignored

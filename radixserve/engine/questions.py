@@ -18,6 +18,10 @@ class Questions:
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._num_tickets = 0
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
     async def ask(self, kind: type[wire.Flush] | type[wire.GetStats]) -> Answer:
         """Raises EngineDeadError. A flush whose asker gives up is withdrawn: it must not happen later, behind a long step, by surprise."""
         self._num_tickets += 1

@@ -1,6 +1,5 @@
 """No field of one generating route is ignored in silence by another: it is served there, or refused by its name."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -69,7 +68,7 @@ ASKING: dict[str, Any] = {
 
 
 @pytest.fixture
-def read_names(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, set[str]]]:
+def read_names(served: Served, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[str]]:
     """Path of the object ("" for the body) -> the names that were read in it, whether they were there or not."""
     names: dict[str, set[str]] = {"": set(), PARAMS: set()}
     raw = Fields.raw
@@ -82,7 +81,7 @@ def read_names(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict
 
     monkeypatch.setattr(Fields, "raw", noting)
     monkeypatch.setattr(served.app.state.context.tokenizer, "chat_template", ChatTemplate("{{ messages[0].content }}", {}))
-    yield names
+    return names
 
 
 async def names_of(served: Served, read_names: dict[str, set[str]], route: str, place: str) -> set[str]:

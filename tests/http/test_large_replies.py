@@ -1,6 +1,5 @@
 """Replies with many log-probabilities: encoded once, built off the loop, bounded; and what happens when making a reply fails."""
 
-import asyncio
 import dataclasses
 import json
 import threading
@@ -8,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from radixserve.config import ServerConfig
 from radixserve.server import answering, logprobs, native, openai, openai_reply
 from radixserve.tokenizer import ChatTemplate
+from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.http.conftest import Served
+from tests.support.echo_engine import EchoEngine
+from tests.support.live_server import live_app, send_request
 from tests.support.waiting import until
-
 
 TEMPLATE = ChatTemplate("{{ messages[0].content }}", {})
 HELLO = [{"role": "user", "content": "hello"}]
@@ -167,8 +169,9 @@ async def test_nothing_runs_on_when_making_the_reply_fails(served: Served, monke
     assert not served.echo.running_ids
 
 
-@pytest.mark.parametrize("step_s", [0.005], indirect=True)
-async def test_a_client_that_leaves_while_a_large_body_is_built_ends_its_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_leaves_while_a_large_body_is_built_ends_its_request(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(answering, "LARGE_BODY_TOKENS", 0)
     is_building, may_go_on = threading.Event(), threading.Event()
 
@@ -180,9 +183,10 @@ async def test_a_client_that_leaves_while_a_large_body_is_built_ends_its_request
     original = openai_reply.prompt_lists
     monkeypatch.setattr(openai_reply, "prompt_lists", slow)
     body = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 900, "stream": True}
-    asking = asyncio.create_task(served.complete(**body))
-    await until(is_building.is_set)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    await until(lambda: not served.echo.running_ids)
-    may_go_on.set()
+    async with live_app(tokenizer, ServerConfig(), lambda config: EchoEngine(config, 0.005)) as live:
+        writer = await send_request(live, "POST /v1/completions", json.dumps(body).encode())
+        await until(is_building.is_set)
+        writer.close()
+        await until(lambda: not live.echo.running_ids)
+        assert live.echo.stats().aborted_total == 1
+        may_go_on.set()

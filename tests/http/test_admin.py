@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from radixserve.config import ServerConfig
 from radixserve.core import Request
-from radixserve.engine import client
+from radixserve.engine import client, questions
 from radixserve.engine.progress import Progress
 from radixserve.errors import ConfigError, QueueFullError
 from radixserve.metrics import EngineStats
@@ -251,7 +251,7 @@ async def test_a_flush_that_nobody_waits_for_any_more_does_not_happen(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """It lay behind a long step; when that ends, the engine is idle and would flush."""
-    monkeypatch.setattr(client, "MIN_FLUSH_ANSWER_S", 0.1 if how == "timeout" else 60.0)
+    monkeypatch.setattr(questions, "MIN_FLUSH_ANSWER_S", 0.1 if how == "timeout" else 60.0)
     async with live_app(tokenizer, ServerConfig()) as live, httpx.AsyncClient(base_url=live.url) as http:
         step, is_held = live.echo.step, threading.Event()
         monkeypatch.setattr(live.echo, "step", lambda: is_held.wait(10) and step())

@@ -8,7 +8,7 @@ import pytest
 
 from radixserve.core import Request, RequestOutput, SamplingParams
 from radixserve.engine import wire
-from radixserve.engine.client import OUTPUTS_PER_TURN
+from radixserve.engine.open_streams import OUTPUTS_PER_TURN
 from radixserve.engine.streams import RequestStream
 from tests.http.conftest import Served
 from tests.support.thread_link import ThreadLink

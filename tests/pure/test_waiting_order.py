@@ -34,6 +34,8 @@ class PlainTwin:
         self.config, self.cache = config, cache
         self.admissions: list[tuple[int, int]] = []  # arrived, arrival
         self.short: dict[int, float] = {}
+        self.begun: dict[int, int] = {}  # by arrival: admissions before it began to wait
+        self.came_back: set[int] = set()
 
     def matched(self, state: RequestState) -> int:
         return self.cache.match(state.request.namespace, state.token_ids, state.max_cached).num_tokens
@@ -42,7 +44,19 @@ class PlainTwin:
         return state.arrival_pass - self.config.priority_aging_passes * state.request.priority, state.arrival
 
     def is_overdue(self, state: RequestState) -> bool:
-        return sum(key > self.arrived(state) for key in self.admissions) >= self.config.lpm_max_overtaken
+        since = self.admissions[self.begun[state.arrival] :]
+        return sum(key > self.arrived(state) for key in since) >= self.config.lpm_max_overtaken
+
+    def lane(self, state: RequestState) -> tuple[int, int]:
+        return (1, state.arrival) if state.arrival in self.came_back else (0, state.request.priority)
+
+    def bar(self, oldest: RequestState, waiting: list[RequestState]) -> tuple[int, int] | None:
+        """Who is overdue, of this one and the first of each other lane; who is later than the bar must not go first."""
+        if self.is_overdue(oldest):
+            return self.arrived(oldest)
+        lanes = {self.lane(one) for one in waiting} - {self.lane(oldest)}
+        firsts = [min((one for one in waiting if self.lane(one) == lane), key=self.arrived) for lane in lanes]
+        return min((max(self.arrived(one), self.arrived(oldest)) for one in firsts if self.is_overdue(one)), default=None)
 
     def shares_next(self, state: RequestState, leader: RequestState) -> bool:
         """The leader computes at least a page that this one needs next and the tree does not have."""
@@ -63,11 +77,12 @@ class PlainTwin:
         extra = model.decode_s(state) + model.pressure_s(self.short[state.arrival])
         return round(work + extra + model.prefill_s(credit) * arrived, 9), arrival
 
-    def head(self, free: list[RequestState]) -> RequestState | None:
+    def head(self, free: list[RequestState], waiting: list[RequestState]) -> RequestState | None:
         oldest = min(free, key=self.arrived, default=None)
-        if oldest is None or self.is_overdue(oldest):
-            return oldest
-        return min(free, key=self.key)
+        if oldest is None:
+            return None
+        best, bar = min(free, key=self.key), self.bar(oldest, waiting)
+        return oldest if bar is not None and self.arrived(best) > bar else best
 
 
 class QueueAgainstTwin(RuleBasedStateMachine):
@@ -95,8 +110,11 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         sampling = {"prompt_logprobs": 0, "prompt_logprobs_start": scored} if scored >= 0 else {}
         one = request(str(self.num_added), tokens, 4, Namespace(cache_salt=salt), **sampling)
         state = RequestState(dataclasses.replace(one, priority=priority), self.now, NUM_PAGES, self.num_added)
-        # as WaitingQueue takes it when the request comes
-        self.twin.short[state.arrival] = self.queue._num_short_tokens(state)
+        self.wait(state)
+
+    def wait(self, state: RequestState) -> None:
+        self.twin.short[state.arrival] = self.queue._num_short_tokens(state)  # as WaitingQueue takes it when the request comes
+        self.twin.begun[state.arrival] = len(self.twin.admissions)
         self.queue.add(state)
 
     @precondition(lambda self: len(self.queue))
@@ -140,8 +158,8 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         self.stop(state)
         if is_retracted:
             state.retract()
-            self.twin.short[state.arrival] = self.queue._num_short_tokens(state)
-            self.queue.add(state)
+            self.twin.came_back.add(state.arrival)
+            self.wait(state)
 
     def stop(self, state: RequestState) -> None:
         assert state.path is not None
@@ -160,7 +178,7 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         head = self.queue.head()
         held = {id(state) for node in self.nodes() if node.holder is not None for state in below(node)}
         assert {one.arrival for one in states if id(one) in held} == {one.arrival for one in states} - {one.arrival for one in free}
-        assert head is self.twin.head(free)
+        assert head is self.twin.head(free, states)
         return head
 
     def is_let_go(self, state: RequestState) -> bool:
@@ -175,8 +193,8 @@ class QueueAgainstTwin(RuleBasedStateMachine):
             and one.token_ids[: matched + page] == state.token_ids[: matched + page]
         ]
         oldest = min(alike, key=self.twin.arrived)
-        leaders = [leader for leader in self.running if self.twin.shares_next(state, leader)]
-        return self.twin.is_overdue(oldest) and oldest.leader is not None and oldest.leader not in leaders
+        leaders = [leader.arrival for leader in self.running if self.twin.shares_next(state, leader)]
+        return self.twin.bar(oldest, list(self.queue)) is not None and oldest.leader is not None and oldest.leader not in leaders
 
     def nodes(self) -> list[PromptNode]:
         return list(self.queue._prompts.nodes())

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 
 from radixserve.config import SchedulerConfig
 from radixserve.scheduler.order.bound import Overtakings
+from radixserve.scheduler.order.branch import Branch
 from radixserve.scheduler.order.coverage import Coverage
 from radixserve.scheduler.order.policies import arrival, make_rules
 from radixserve.scheduler.order.prompt_tree import PromptNode, PromptTree
@@ -42,12 +43,15 @@ class WaitingQueue:
         page_bytes = cache.page_size * TOKEN_BYTES
         self._arrival = Ranking(arrival(config), 0, TOKEN_BYTES)
         self._order, rankings = self._arrival, [self._arrival]
-        if rules is not None or config.schedule_policy != "fcfs":
-            self._order = Ranking(rules or make_rules(config, self._num_short_tokens), 1, TOKEN_BYTES)
+        if rules is None and config.schedule_policy != "fcfs":
+            rules = make_rules(config, self._num_short_tokens)
+        if rules is not None:
+            self._order = Ranking(rules, 1, TOKEN_BYTES)
             rankings.append(self._order)
         self._rankings = tuple(rankings)
         self._changed: dict[int, PromptNode] = {}  # by id: nodes of which not all above know
         self._prompts = PromptTree(page_bytes, len(self._rankings), self)
+        self._branch = Branch(self._prompts, self._order) if rules is not None and rules.stays else None
         self._in_flight = InFlight(self._prompts, self._note_change, self._overdue_in)
         self._coverage = Coverage(self._prompts.root, page_bytes, self._note_change)
         cache_root = cache.watch(self._coverage)
@@ -111,7 +115,7 @@ class WaitingQueue:
         oldest = self._arrival.first(self._prompts.root)
         if oldest is None:
             return None
-        best, bar = self._order.first(self._prompts.root), self._bar(oldest)
+        best, bar = self._order.first(self._branch.find() if self._branch is not None else self._prompts.root), self._bar(oldest)
         assert best is not None
         return oldest if bar is not None and self._arrival.key(best.request.request_id) > bar else best
 
@@ -121,6 +125,8 @@ class WaitingQueue:
         self._prompt_tokens += len(state.token_ids)
         self._cached_tokens += state.num_computed
         self._overtakings.admitted(self._arrival.key(state.request.request_id))
+        if self._branch is not None:
+            self._branch.admitted(state, self._prompts.place(state.request.request_id))
         self.remove(state.request.request_id)
         if self._cache.is_shared:
             self._in_flight.follow(state)
@@ -138,8 +144,11 @@ class WaitingQueue:
         return self._overtakings.bar(oldest, self._arrival.key(oldest.request.request_id))
 
     def _num_short_tokens(self, state: RequestState) -> float:
-        """Tokens of the cache that it displaces, times the share of prompts that was found again so far."""
+        """Tokens of the cache that it displaces, times the share of prompts that was found again so far. What it matches now it keeps."""
         num_missing = state.total_pages - self._cache.num_free_pages
+        if num_missing > 0:  # else there is nothing to look up
+            match = self._cache.match(state.request.namespace, state.token_ids, state.max_cached)
+            num_missing -= match.num_tokens // self._cache.page_size
         return max(0, num_missing) * self._cache.page_size * self._cached_tokens / self._prompt_tokens
 
     # ---- the prompts' tree changes its shape (prompt_tree.Follower)
@@ -164,6 +173,8 @@ class WaitingQueue:
     def node_split(self, upper: PromptNode, lower: PromptNode) -> None:
         self._coverage.node_split(upper, lower)
         assert upper.parent is not None
+        if self._branch is not None:
+            self._branch.replaced(lower, upper)
         for ranking in self._rankings:
             ranking.take_out(lower, upper.parent)
         self._refresh(lower)
@@ -173,6 +184,8 @@ class WaitingQueue:
         self._changed.pop(id(node), None)
         self._in_flight.removed(node)
         assert node.parent is not None
+        if self._branch is not None:
+            self._branch.replaced(node, node.parent)
         for ranking in self._rankings:
             ranking.take_out(node, node.parent)
 
@@ -181,6 +194,8 @@ class WaitingQueue:
         self._changed.pop(id(upper), None)
         self._in_flight.removed(upper)
         assert lower.parent is not None
+        if self._branch is not None:
+            self._branch.replaced(upper, lower)
         for ranking in self._rankings:
             ranking.take_out(upper, lower.parent)
         self._refresh(lower)

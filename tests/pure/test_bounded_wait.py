@@ -233,6 +233,36 @@ def test_dfs_weight_goes_down_the_heaviest_cached_branch() -> None:
     assert [names[state.arrival] for state in door.admit(5)] == ["heavy1", "heavy2", "light", "cold", "other"]
 
 
+def test_dfs_weight_ends_a_branch_before_it_begins_another() -> None:
+    """Equal weights: each admission makes the branch it was taken from the lighter one."""
+    door = Door(warm_cache(), schedule_policy="dfs-weight")
+    names: dict[int, str] = {}
+    for i in range(4):
+        for name, length in (("A", 50), ("B", 80)):
+            names[door.add([*WARM[:length], *WARM[: 1 if name == "B" else 0], 300 if name == "A" else 400, 900 + i]).arrival] = f"{name}{i}"
+    got = [names[door.admit(1)[0].arrival] for _ in range(8)]
+    assert got in (["A0", "A1", "A2", "A3", "B0", "B1", "B2", "B3"], ["B0", "B1", "B2", "B3", "A0", "A1", "A2", "A3"])
+
+
+def test_cost_does_not_charge_a_hit_for_the_pages_that_it_finds() -> None:
+    cache = warm_cache()
+    door = Door(cache, schedule_policy="cost")
+    for i in range(5):
+        door.add([*WARM, 900 + i])
+    for state in list(door.queue):
+        state.num_computed = WARM_LEN
+    door.admit(5)
+    long = list(range(1000, 2500))
+    path = cache.lock(cache.match(request("l", long).namespace, ints(long), 0), 0.0)
+    cache.reserve(path, len(long), 0.0)
+    cache.release(path, ints(long), len(long), 0.0)
+    assert cache.num_free_pages == 400
+    cold = door.add(list(range(3000, 3500)))
+    hit = door.add([*long, *range(10)])
+    assert door.queue._num_short_tokens(hit) == 0 < door.queue._num_short_tokens(cold)
+    assert door.admit(2) == [hit, cold]
+
+
 def test_cost_takes_the_least_work_that_is_left() -> None:
     door = Door(warm_cache(), schedule_policy="cost")
     names: dict[int, str] = {}

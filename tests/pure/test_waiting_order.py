@@ -1,5 +1,6 @@
 """The waiting queue against its plain twin, which matches every prompt anew and sorts: same matches, same followers, same head, always."""
 
+import copy
 import dataclasses
 
 from hypothesis import settings
@@ -36,6 +37,8 @@ class PlainTwin:
         self.short: dict[int, float] = {}
         self.begun: dict[int, int] = {}  # by arrival: admissions before it began to wait
         self.came_back: set[int] = set()
+        self.last: RequestState | None = None  # admitted
+        self.page = cache.page_size
 
     def matched(self, state: RequestState) -> int:
         return self.cache.match(state.request.namespace, state.token_ids, state.max_cached).num_tokens
@@ -77,12 +80,70 @@ class PlainTwin:
         extra = model.decode_s(state) + model.pressure_s(self.short[state.arrival])
         return round(work + extra + model.prefill_s(credit) * arrived, 9), arrival
 
+    def dfs(self, free: list[RequestState], waiting: list[RequestState]) -> RequestState:
+        """Of the first class, those that have the most in common with the last one admitted, of what is cached; then down."""
+        top = max(one.request.priority for one in free)
+        common = [self.common(one) for one in free if one.request.priority == top]
+        depth = max(common)
+        if depth == 0:
+            return self.down(free, waiting, 0)
+        last = self.last
+        assert last is not None
+
+        def is_here(one: RequestState) -> bool:
+            alike = one.request.namespace == last.request.namespace
+            return alike and usable(one, self.page)[:depth] == usable(last, self.page)[:depth]
+
+        return self.down([one for one in free if is_here(one)], [one for one in waiting if is_here(one)], depth)
+
+    def common(self, state: RequestState) -> int:
+        if self.last is None or self.last.request.namespace != state.request.namespace:
+            return 0
+        mine, theirs = usable(state, self.page), usable(self.last, self.page)
+        return common_start([mine, theirs[: self.matched(state)]], self.page)
+
+    def down(self, free: list[RequestState], waiting: list[RequestState], depth: int) -> RequestState:
+        """All of `waiting` begin alike for `depth` tokens, in whole pages: one edge further, then into a branch, or to a request at its end."""
+        if depth:
+            depth = common_start([usable(one, self.page) for one in waiting], self.page)
+        if self.matched(free[0]) < depth:
+            return min(free, key=self.plain)
+        choices: list[tuple[tuple[int, ...], RequestState]] = []
+        branches: dict[object, list[RequestState]] = {}
+        for one in waiting:
+            rest = tuple(usable(one, self.page)[depth : depth + self.page])
+            if rest:
+                branches.setdefault((one.request.namespace, rest), []).append(one)
+            elif one in free:
+                choices.append((self.plain(one), one))
+        for branch in branches.values():
+            inside = [one for one in branch if one in free]
+            if inside:
+                first = self.down(inside, branch, depth + self.page)
+                is_cached = self.matched(first) > depth
+                place = (-first.request.priority, 0, -len(branch), *self.arrived(first)) if is_cached else self.plain(first)
+                choices.append((place, first))
+        return min(choices, key=lambda choice: choice[0])[1]
+
+    def plain(self, state: RequestState) -> tuple[int, ...]:
+        return -state.request.priority, 1, 0, *self.arrived(state)
+
     def head(self, free: list[RequestState], waiting: list[RequestState]) -> RequestState | None:
         oldest = min(free, key=self.arrived, default=None)
         if oldest is None:
             return None
-        best, bar = min(free, key=self.key), self.bar(oldest, waiting)
+        best = self.dfs(free, waiting) if self.config.schedule_policy == "dfs-weight" else min(free, key=self.key)
+        bar = self.bar(oldest, waiting)
         return oldest if bar is not None and self.arrived(best) > bar else best
+
+
+def usable(state: RequestState, page_size: int) -> list[int]:
+    return list(state.token_ids[: max(0, state.max_cached) // page_size * page_size])
+
+
+def common_start(all_tokens: list[list[int]], page_size: int) -> int:
+    length = next((i for i, column in enumerate(zip(*all_tokens, strict=False)) if len(set(column)) > 1), min(map(len, all_tokens)))
+    return length // page_size * page_size
 
 
 class QueueAgainstTwin(RuleBasedStateMachine):
@@ -92,7 +153,11 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         self.now = 0.0
         self.running: list[RequestState] = []
 
-    @initialize(policy=st.sampled_from(["lpm", "fcfs", "cost"]), page_size=st.sampled_from([1, 2, 4]), limit=st.sampled_from([1, 3, 50]))
+    @initialize(
+        policy=st.sampled_from(["lpm", "fcfs", "cost", "dfs-weight"]),
+        page_size=st.sampled_from([1, 2, 4]),
+        limit=st.sampled_from([1, 3, 50]),
+    )
     def start(self, policy: str, page_size: int, limit: int) -> None:
         config = SchedulerConfig(schedule_policy=policy, lpm_age_credit=3, lpm_max_overtaken=limit, priority_aging_passes=4)
         self.cache = PrefixCache(NUM_PAGES, page_size)
@@ -133,6 +198,7 @@ class QueueAgainstTwin(RuleBasedStateMachine):
                 return
             match = self.cache.match(head.request.namespace, head.token_ids, head.max_cached)
             head.path, head.num_computed = self.cache.lock(match, self.now), match.num_tokens
+            self.twin.last = copy.copy(head)
             self.twin.admissions.append(self.twin.arrived(head))
             self.queue.admitted(head)
             self.running.append(head)

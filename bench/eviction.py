@@ -2,24 +2,21 @@
 
 usage: python -m bench.eviction TRACE.jsonl ... [--sizes 260000,1000000] [--policies lru,adaptive]
 
-A trace is Mooncake's JSONL (`hash_ids`: one id per block of 512 tokens, standing for the block and all before it) or one of token ids
-(`token_ids`). No clock and no scheduler here, so figures are of the tree alone.
+A trace is one that bench/simulator/trace.py reads. No clock and no scheduler here, so figures are of the tree alone.
 """
 
 import argparse
-import json
 import time
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.simulator.trace import MOONCAKE_BLOCK, load_trace
 from radixserve.core import BASE_NAMESPACE, IntArray
 from radixserve.tree.adaptive import ADAPTIVE
 from radixserve.tree.eviction import EVICTION_POLICIES
 from radixserve.tree.prefix_cache import PrefixCache
 
-BLOCK_TOKENS = 512
 SIZES = (260_000, 1_000_000, 3_000_000, 10_200_000, 50_000_000)
 
 
@@ -37,21 +34,7 @@ class Replay:
         return self.num_cached / self.num_prompt if self.num_prompt else 0.0
 
 
-def read_trace(path: Path) -> Iterator[IntArray]:
-    """The prompts, in order of arrival. A block of a hash id is so many times that id; the last one may be shorter."""
-    with path.open() as lines:
-        for line in lines:
-            row = json.loads(line)
-            if "token_ids" in row:
-                yield array("i", row["token_ids"])
-                continue
-            tokens: IntArray = array("i")
-            for hash_id in row["hash_ids"]:
-                tokens.extend(array("i", (hash_id,)) * BLOCK_TOKENS)
-            yield tokens[: row["input_length"]]
-
-
-def replay_tree(trace: Iterable[IntArray], policy: str, num_pages: int, page_size: int = BLOCK_TOKENS) -> Replay:
+def replay_tree(trace: Iterable[IntArray], policy: str, num_pages: int, page_size: int = MOONCAKE_BLOCK) -> Replay:
     """Each prompt is matched, computed and released before the next one comes. One that is longer than the pool is left out."""
     cache = PrefixCache(num_pages, page_size, policy)
     num_prompt = num_cached = 0
@@ -75,10 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="sizes of the cache in tokens")
     parser.add_argument("--policies", default=",".join((*EVICTION_POLICIES, ADAPTIVE)))
-    parser.add_argument("--page-size", type=int, default=BLOCK_TOKENS)
+    parser.add_argument("--page-size", type=int, default=MOONCAKE_BLOCK)
     args = parser.parse_args(arguments)
     for path in args.traces:
-        trace = list(read_trace(path))
+        loaded = load_trace(path)
+        trace = [loaded.prompt(index) for index in range(len(loaded.requests))]
         for size in map(int, args.sizes.split(",")):
             print(f"{path.name}, {size} tokens, {len(trace)} prompts", flush=True)
             base = None

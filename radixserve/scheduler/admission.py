@@ -23,6 +23,7 @@ def check_length(request: Request, context_length: int, num_pool_tokens: int) ->
 class _Blocked(NamedTuple):
     """How things stood when the head of the queue did not fit."""
 
+    state: RequestState
     num_pages: int  # that it needs
     growth: int  # of the cache
 
@@ -37,15 +38,16 @@ class Room:
         self._num_pages = 0
         self._blocked: _Blocked | None = None
 
-    def forget_blocked(self) -> None:
-        """Whoever is the head of the queue now, it may fit."""
-        self._blocked = None
-
-    def recount(self) -> bool:
-        """Count anew before a pass of admissions. False: nothing has changed in favour of the one that did not fit last time."""
+    def recount(self) -> None:
+        """Count anew, before a pass of admissions."""
         self._num_pages = self._running.num_unexpected_pages(self._ratio.value)
+
+    def is_blocked(self, state: RequestState) -> bool:
+        """It is the one that did not fit last time, and by the last count nothing has changed in its favour."""
         blocked = self._blocked
-        return blocked is None or self._num_pages >= blocked.num_pages or self._cache.growth != blocked.growth
+        return (
+            blocked is not None and blocked.state is state and self._num_pages < blocked.num_pages and self._cache.growth == blocked.growth
+        )
 
     def num_lacking(self, state: RequestState, match: PrefixMatch) -> int:
         """Pages that are too few, by the last count, for a request with its output in full; 0 or less where it fits."""
@@ -57,7 +59,7 @@ class Room:
         """Set pages aside for a request, with its output in full; False, and nothing done, if there are too few."""
         num_needed = self.num_lacking(state, match) + self._num_pages
         if num_needed > self._num_pages:
-            self._blocked = _Blocked(num_needed, self._cache.growth)
+            self._blocked = _Blocked(state, num_needed, self._cache.growth)
             return False
         self._blocked = None
         self._num_pages -= num_needed

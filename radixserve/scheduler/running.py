@@ -65,11 +65,11 @@ class RunningRequests(Mapping[str, RequestState]):
         if ttl_s is not None and state.num_pinned is None and state.num_computed >= state.num_prompt:
             state.num_pinned = self._cache.pin(state.request.namespace, state.request.prompt_ids, ttl_s, now).num_tokens
 
-    def stop(self, state: RequestState, now: float) -> None:
-        """Take back slot and pages; what it computed stays in the tree."""
+    def stop(self, state: RequestState, now: float, is_over: bool = True) -> None:
+        """Take back slot and pages; what it computed stays in the tree. is_over: it will not run again."""
         assert state.path is not None
         del self._states[state.request.request_id]
-        self._cache.release(state.path, state.token_ids, min(state.num_computed, len(state.token_ids)), now)
+        self._cache.release(state.path, state.token_ids, min(state.num_computed, len(state.token_ids)), now, is_over)
         state.path = None
         self._free_slots.append(state.slot)
         self._freed_slots.append(state.slot)

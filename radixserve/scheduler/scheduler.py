@@ -26,11 +26,11 @@ from radixserve.core import (
     ScheduledRow,
     StepOutput,
 )
-from radixserve.errors import InvalidRequestError, QueueFullError, RequestTimeoutError
+from radixserve.errors import InvalidRequestError, QueueFullError
 from radixserve.metrics import EngineStats
 from radixserve.scheduler.admission import Room, check_length
 from radixserve.scheduler.chunk_size import ChunkSize
-from radixserve.scheduler.ends import End, OutsideEnds, end_short
+from radixserve.scheduler.ends import End, OutsideEnds, count_end, end_short
 from radixserve.scheduler.order.ranking import Rules
 from radixserve.scheduler.policy import WaitingQueue
 from radixserve.scheduler.preemption import Preemption
@@ -89,11 +89,11 @@ class Scheduler:
             raise QueueFullError(f"the server is busy: {limit} requests wait already; try again later")
         num_positions = len(request.prompt_ids) + max(request.sampling.max_tokens, 1) - 1  # the last token is not fed back
         total_pages = -(-num_positions // self.cache.page_size)
-        self._room.forget_blocked()
         self.totals.requests_total += 1
         state = RequestState(request, now, total_pages, self.totals.requests_total)
         state.is_guaranteed = self._config.max_retractions == 0
         self._waiting.add(state)
+        self._ends.added(state)
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step. Unknown ids, of requests that have just ended, are fine."""
@@ -134,8 +134,8 @@ class Scheduler:
             self._end(end, now)
         self._force_retraction(now)
         self._relieve(now)
-        for victim in self._preemption.victims(self.new_token_ratio):
-            self._retract(victim, now)
+        for victim in self._preemption.victims(self.new_token_ratio, self.max_step_tokens, self.max_prompt_tokens):
+            self._give_way(victim, now)
         decoding = [state for state in self._running.values() if state.is_decoding]
         prefilling = [state for state in self._running.values() if not state.is_decoding]
         self.cache.make_room(sum(state.needs_page(1, self.cache.page_size) for state in decoding), now)
@@ -206,12 +206,13 @@ class Scheduler:
 
     def _admissions(self, now: float) -> Iterator[RequestState]:
         """Admit waiting requests one by one, in the policy's order, while the caller asks for more; the first that does not fit ends it."""
-        if not self._waiting or not self._running.num_free_slots or not self._room.recount():
+        if not self._waiting or not self._running.num_free_slots:
             return
+        self._room.recount()
         self._waiting.start_pass(self._running.values())
         while self._running.num_free_slots:
             state = self._waiting.head()
-            if state is None or not self._try_admit(state, now):
+            if state is None or self._room.is_blocked(state) or not self._try_admit(state, now):
                 return
             yield state
 
@@ -224,6 +225,7 @@ class Scheduler:
             self._new_token_ratio.reset()
         self._running.start(state, match, now)
         self._waiting.admitted(state)
+        self._ends.admitted(state)
         if not state.was_retracted:  # what is said of a request is said of its first admission
             state.num_cached = match.num_tokens
             state.queue_time_s = now - state.arrival_s
@@ -242,10 +244,7 @@ class Scheduler:
                 # somebody who is no request holds pages
                 self._end(end_short(loses_least(self._running.values())), now)
                 continue
-            victim = loses_least(candidates)
-            victim.num_retractions += 1
-            victim.is_guaranteed = victim.num_retractions >= self._config.max_retractions
-            self._retract(victim, now)
+            self._give_way(loses_least(candidates), now)
         num_retracted = self.totals.retracted_total - num_before
         if num_retracted:
             ratio_before = self.new_token_ratio
@@ -260,15 +259,19 @@ class Scheduler:
             if victim is not None:
                 self._retract(victim, now)
 
+    def _give_way(self, victim: RequestState, now: float) -> None:
+        victim.num_retractions += 1
+        victim.is_guaranteed = victim.num_retractions >= self._config.max_retractions
+        self._retract(victim, now)
+
     def _retract(self, state: RequestState, now: float) -> None:
         """Put a running request back to wait, where its arrival belongs. What it computed goes into the tree; it goes on from there.
 
         Call before any row of a step is planned.
         """
-        self._running.stop(state, now)
+        self._running.stop(state, now, False)
         state.retract()
         self._waiting.add(state)
-        self._room.forget_blocked()
         self.totals.retracted_total += 1
 
     # ---- results
@@ -286,6 +289,7 @@ class Scheduler:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._running.stop(state, now)
+            self._ends.ended(state)
             self.totals.finished_total += 1
         output = state.output(token_ids, reason, token_id if reason is FinishReason.STOP else None, logprobs)
         if token_ids or reason or output.prompt_logprobs:
@@ -304,14 +308,7 @@ class Scheduler:
             self._running.stop(state, now)
         else:
             self._waiting.remove(state.request.request_id)
-        self._room.forget_blocked()  # it may have been the one that did not fit
-        if isinstance(error, RequestTimeoutError):
-            self.totals.timed_out_total += 1
-        elif reason is FinishReason.ABORT:
-            self.totals.aborted_total += 1
-        elif reason is FinishReason.STOP:
-            self.totals.finished_total += 1
-        else:
-            self.totals.pool_exhausted_total += 1
+        self._ends.ended(state)
+        count_end(end, self.totals)
         output = state.output((), reason)
         self._outbox.append(output if error is None else dataclasses.replace(output, error=RequestError.of(error)))

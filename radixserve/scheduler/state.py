@@ -49,7 +49,7 @@ class RequestState:
         self.leader: int | None = None  # `arrival` of the one that it waits for since it is overdue
         self.queue_time_s = 0.0
         self.num_cached = 0
-        self.num_retractions = 0  # under memory pressure
+        self.num_retractions = 0  # under memory pressure, or in favour of a more urgent one
         self.is_guaranteed = False  # all of total_pages is promised to it: it may not be retracted any more
         self.num_output_at_retraction = -1  # at the last one; -1: never
         sampling = request.sampling

@@ -1,7 +1,8 @@
 """DisabledCache: PrefixCache's plain twin. Same door, nothing shared: --disable-radix-cache, and the oracle in tests."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 from radixserve.core import IntArray, Namespace, PageWrite
 from radixserve.tree.account import check_pages
@@ -52,8 +53,11 @@ class DisabledCache:
         return None
 
     @timed
-    def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> None:
+    def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float, is_over: bool = True) -> None:
         self._pool.free(path.private_pages)
+
+    def num_given_back(self, paths: Sequence[PagePath], match: PrefixMatch) -> Iterator[int]:
+        return accumulate(len(path.pages) for path in paths)
 
     def flush(self, now: float) -> None:
         pass

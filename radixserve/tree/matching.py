@@ -1,7 +1,8 @@
 """The longest cached prefix of a key: how far it goes, and with which pages. Looks, and changes nothing."""
 
 from array import array
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from radixserve.core import IntArray
@@ -53,6 +54,23 @@ def longest_match(root: TreeNode, segments: Iterable[Segment], page_size: int, v
             break
     pages = joined(parts)
     return Match(len(pages) * page_size, pages, num_unlocked, node, node_bytes // TOKEN_BYTES, version)
+
+
+def num_unlocked_by(nodes: Iterable[TreeNode | None], match: Match) -> Iterator[int]:
+    """For each of some locked nodes: pages that its unlocking, after those before it, leaves unlocked, but for the match's own."""
+    page_size = len(match.pages) and match.length // len(match.pages)
+    matched = {id(node): node.num_pages for node in match.path()}
+    if matched:
+        matched[id(match.node)] = match.node_length // page_size
+    num_locks: Counter[int] = Counter()
+    for node in nodes:
+        num_unlocked = 0
+        while node is not None:
+            num_locks[id(node)] += 1
+            if num_locks[id(node)] == node.lock_ref:
+                num_unlocked += node.num_pages - matched.get(id(node), 0)
+            node = node.parent
+        yield num_unlocked
 
 
 def joined(parts: list[IntArray]) -> IntArray:

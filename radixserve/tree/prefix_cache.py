@@ -3,7 +3,7 @@
 PagePath of a running request   pages  |--- num_shared: the tree's, locked through `node` ---|--- private: the request's own ---|
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -14,7 +14,7 @@ from radixserve.tree.adaptive import ADAPTIVE, GHOST_FACTOR, make_order
 from radixserve.tree.events import TreeEvent
 from radixserve.tree.explain import MatchExplanation, explain
 from radixserve.tree.key import TreeKey
-from radixserve.tree.matching import Match
+from radixserve.tree.matching import Match, num_unlocked_by
 from radixserve.tree.node import TreeNode
 from radixserve.tree.page_pool import PagePool
 from radixserve.tree.pins import PinResult
@@ -83,7 +83,8 @@ class PageCache(Protocol):
     def make_room(self, num_pages: int, now: float) -> None: ...
     def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None: ...
     def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None: ...
-    def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> None: ...
+    def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float, is_over: bool = True) -> None: ...
+    def num_given_back(self, paths: Sequence[PagePath], match: PrefixMatch) -> Iterator[int]: ...
     def flush(self, now: float) -> None: ...
     def pin(self, namespace: Namespace, token_ids: IntArray, ttl_s: float, now: float) -> PinResult: ...
     def num_pinned_pages(self, now: float) -> int: ...
@@ -225,14 +226,29 @@ class PrefixCache:
         return PageWrite(first_page, replaced)
 
     @timed
-    def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> None:
-        """End a path: publish what was computed, unlock it, free the rest. The path must not be used any more."""
+    def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float, is_over: bool = True) -> None:
+        """End a path: publish what was computed, unlock it, free the rest. The path must not be used any more.
+
+        is_over: the request will not come back for the same; policies learn from a request once.
+        """
         self._commit(path, token_ids, num_computed, now)
         assert path.node is not None, "expected a path that was not released before"
         self.tree.unlock(path.node, now)
         path.node = None
-        self.tree.order.observe(path.namespace, token_ids, num_computed)
+        if is_over:
+            self.tree.order.observe(path.namespace, token_ids, num_computed)
         self._pool.free(path.private_pages)
+
+    def num_given_back(self, paths: Sequence[PagePath], match: PrefixMatch) -> Iterator[int]:
+        """Pages that would become free or evictable if the paths were released one after the other: the sum so far, for each.
+
+        Without those that the match would take hold of again; a page that others hold too does not count.
+        """
+        assert match.found is not None
+        total = 0
+        for path, num_unlocked in zip(paths, num_unlocked_by([path.node for path in paths], match.found), strict=True):
+            total += len(path.private_pages) + num_unlocked
+            yield total
 
     @timed
     def flush(self, now: float) -> None:

@@ -164,6 +164,11 @@ class EngineConfig(_Checked):
         "matrix products: native packs the weights once (CPU with AVX-512, a C++ compiler); torch; auto: native where it can be",
         choices=("auto", "native", "torch"),
     )
+    deterministic: bool = option(
+        False,
+        "start only where a text's bits depend on its prompt, seed and sampling alone, not on hits, chunks, batch or retraction: native "
+        "attention and products on a CPU, which are the default there and need not be slower for it",
+    )
     random_seed: int = option(0, "seed of dummy weights", low=0)
     decode_log_interval: int = option(40, "log one line every so many decode steps", low=1)
     profile_steps: int = option(0, "print where the time of the first so many steps went, by part", low=0)
@@ -199,7 +204,7 @@ class ServerConfig(_Checked):
     max_stop_strings: int = option(64, "refuse more stop strings than this", low=0)
     max_stop_chars: int = option(4096, "refuse longer stop strings: so much text is held back at the end of a stream", low=1)
     stall_timeout_s: float = option(60.0, "/health turns red when the engine has work and moves nothing for so long", low=0.1)
-    log_requests: bool = option(False, "print one line per answer: who asked for what, status, time and tokens; never a prompt or a key")
+    log_requests: bool = option(False, "print one line per answer: request id, route, status, time and tokens; never a prompt or a key")
     log_level: str = option("info", "what to print", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
@@ -210,6 +215,8 @@ class ServerConfig(_Checked):
                 raise ConfigError(f"{flag_of(name)}: expected printable ASCII characters without blanks")
         if self.api_key is not None and self.api_key == self.admin_api_key:
             raise ConfigError("--admin-api-key: expected another key than --api-key")
+        if self.log_requests and self.log_level not in ("debug", "info"):
+            raise ConfigError(f"--log-requests: expected --log-level info or debug, which show its lines, got {self.log_level}")
         for origin in self.cors_allow_origin:
             if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
                 raise ConfigError(f"--cors-allow-origin: expected * or an origin like https://example.org, got {shown(origin)}")

@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
 TORCH = {"torch", "triton", "flashinfer"}
 HTTP = {"fastapi", "starlette", "uvicorn", "httpx"}
 EVENT_LOOP = {"asyncio", "uvloop"}
-SERVER_SIDE_OF_THE_WIRE = {f"radixserve.engine.{name}" for name in ("client", "link", "questions", "streams")}
+SERVER_SIDE_OF_THE_WIRE = {f"radixserve.engine.{name}" for name in ("client", "link", "open_streams", "questions", "streams")}
 
 
 class Import(NamedTuple):
@@ -83,7 +83,7 @@ def reason_against(module: str, imported: str, units: set[str]) -> str | None:
         return "HTTP only in server/ and cli"
     is_event_loop = top in EVENT_LOOP or "asyncio" in imported.split(".")  # zmq.asyncio
     if is_event_loop and unit not in {"server", "cli"} and module not in SERVER_SIDE_OF_THE_WIRE:
-        return "asyncio only in server/, cli and engine/client.py, link.py, questions.py, streams.py"
+        return "asyncio only in server/, cli and engine/client.py, link.py, open_streams.py, questions.py, streams.py"
     return None
 
 

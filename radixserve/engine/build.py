@@ -47,7 +47,9 @@ def build_engine(config: EngineConfig) -> Engine:
     assert context_length is not None
     pool, page_table = _allocate(config, model_config, num_pages, dtype, device)
     attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
-    if config.profile_steps and device.type == "cpu":
+    if config.deterministic:
+        check_deterministic(config.device, attention.name, decoder.linear_backend)
+    if config.profile_steps and device.type == "cpu" and not decoder.attends_natively(attention):
         attention = TimedAttention(attention)
     runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids)
     cache = _make_cache(config.cache, num_pages)
@@ -76,6 +78,8 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         raise ConfigError("--radix-eviction-policy: nothing is evicted with --disable-radix-cache")
     if device == "cpu" and config.cache.mem_fraction_static is not None:
         raise ConfigError("--mem-fraction-static is for a GPU; on a CPU give --max-total-tokens")
+    if config.deterministic:
+        check_deterministic(device, config.attention_backend, config.linear_backend)
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" or has_native_bfloat16() else "float32"
@@ -86,6 +90,17 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         context_length=_context_length(config, model),
         scheduler=_resolve_scheduler(config, device),
     )
+
+
+def check_deterministic(device: str, attention: str, linear: str) -> None:
+    """ConfigError for kernels whose rounding depends on what else is in a step; "auto" passes, until it is known what came of it."""
+    sentence = "--deterministic: expected {}, got {}: its results depend on the rows beside it and on where a cached part ended"
+    if device != "cpu":
+        raise ConfigError(sentence.format("--device cpu", device))
+    if attention not in ("auto", "cpu"):
+        raise ConfigError(sentence.format("--attention-backend cpu", attention))
+    if linear not in ("auto", "native"):
+        raise ConfigError(sentence.format("--linear-backend native", linear))
 
 
 def _forced_retraction_interval(environment: Mapping[str, str]) -> int | None:

@@ -10,10 +10,11 @@ from typing import Self
 import zmq
 
 from radixserve.config import EngineConfig
-from radixserve.core import FinishReason, Request, RequestOutput
+from radixserve.core import FinishReason, Request
 from radixserve.engine import wire
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.link import EngineLink, ProcessLink
+from radixserve.engine.open_streams import OpenStreams
 from radixserve.engine.progress import Progress
 from radixserve.engine.questions import Questions
 from radixserve.engine.queue_room import QueueRoom
@@ -26,9 +27,6 @@ logger = logging.getLogger("radixserve.server")
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 600.0
 STOP_TIMEOUT_S = 2.0
-FLUSH_RETRY_INTERVAL_S = 0.02
-MIN_FLUSH_ANSWER_S = 1.0  # even a flush that does not wait for requests waits for the step that runs
-OUTPUTS_PER_TURN = 16  # of one message: delivering may write to a socket each time, and the loop has others to serve between them
 WATCH_INTERVAL_S = 1.0  # an engine that has work and was silent for so long is asked for its figures
 
 
@@ -47,7 +45,6 @@ class AsyncEngine:
         self._is_stopping = False
         self._is_last = False
         self._given_up = asyncio.Event()
-        self._streams: dict[str, RequestStream] = {}
         self._questions = Questions(self._send_if_alive)
         self._last_stats = EngineStats()
         self._stats_of_the_dead = EngineStats()  # the counters of all engines before this one
@@ -55,6 +52,7 @@ class AsyncEngine:
         self._watcher: asyncio.Task[None] | None = None
         self._progress = Progress()
         self.room = QueueRoom(config.scheduler.max_queued_requests)
+        self._streams = OpenStreams(self.room)
         self.num_restarts = 0
 
     @classmethod
@@ -93,7 +91,7 @@ class AsyncEngine:
     @property
     def num_tokens_without_news(self) -> int:
         """Prompt tokens of all requests that nothing was heard of yet."""
-        return sum(stream.num_prompt_tokens for stream in self._streams.values() if not stream.has_news)
+        return self._streams.num_tokens_without_news
 
     @property
     def stalled_s(self) -> float:
@@ -114,11 +112,8 @@ class AsyncEngine:
             raise ValueError(f"request id {request.request_id!r} is already in use")
         if not self._streams:
             self._progress.note_move(time.monotonic())
-        stream = RequestStream(request, self._abandon, self._abandon_finished)
-        self._streams[request.request_id] = stream
-        self.room.enter(request.request_id)
-        self._send(wire.Add(request))
-        return stream
+        self._send(wire.Add(request))  # first: what could not be sent leaves nothing behind
+        return self._streams.open(request, self._abandon, self._abandon_finished)
 
     def abort(self, request_id: str) -> None:
         """Ask for an end with reason abort; the stream still gets its final output. An unknown id is ignored."""
@@ -127,7 +122,7 @@ class AsyncEngine:
 
     def abort_matching(self, prefix: str) -> int:
         """Abort every request whose id begins with `prefix` ("" for all); returns how many there were."""
-        request_ids = [request_id for request_id in self._streams if request_id.startswith(prefix)]
+        request_ids = self._streams.ids(prefix)
         for request_id in request_ids:
             self.abort(request_id)
         return len(request_ids)
@@ -139,26 +134,15 @@ class AsyncEngine:
 
     def cut_all(self, error: RadixServeError) -> None:
         """End every stream now with `error`, and abort what runs."""
-        for request_id, stream in list(self._streams.items()):
-            self.abort(request_id)
-            stream.cut(error)
-        self._streams.clear()
+        self.abort_matching("")
+        self._streams.cut_all(error)
 
     async def flush_cache(self, timeout_s: float = 0.0) -> bool:
         """Empty the tree. False when the engine was still busy, or did not answer, after timeout_s; it does not happen later then.
 
         Raises EngineDeadError.
         """
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                answer = await self._questions.ask(wire.Flush, max(deadline - time.monotonic(), MIN_FLUSH_ANSWER_S))
-            except TimeoutError:
-                return False
-            assert isinstance(answer, wire.Flushed)
-            if answer.is_done or time.monotonic() >= deadline:
-                return answer.is_done
-            await asyncio.sleep(FLUSH_RETRY_INTERVAL_S)
+        return await self._questions.flush(timeout_s)
 
     async def stats(self, timeout_s: float = 1.0) -> EngineStats:
         """The newest snapshot that can be had within timeout_s: an older one in the middle of a long step, or without an engine."""
@@ -256,7 +240,9 @@ class AsyncEngine:
         while True:
             match await link.receive():
                 case wire.Outputs(outputs):
-                    await self._deliver(outputs)
+                    if any(output.finish_reason is not FinishReason.ERROR for output in outputs):
+                        self._progress.note_move(time.monotonic())  # a refusal is none: an engine that only answers gets nowhere
+                    await self._streams.deliver(outputs)
                 case wire.Flushed() | wire.Stats() as answer:
                     if isinstance(answer, wire.Stats):
                         self._last_stats = answer.stats.plus_counters_of(self._stats_of_the_dead)
@@ -266,20 +252,6 @@ class AsyncEngine:
                     raise EngineDeadError(message)
                 case wire.Ready():
                     raise AssertionError("an engine is ready once")
-
-    async def _deliver(self, outputs: list[RequestOutput]) -> None:
-        """A refusal is no move: an engine that only answers gets nowhere."""
-        if any(output.finish_reason is not FinishReason.ERROR for output in outputs):
-            self._progress.note_move(time.monotonic())
-        for count, output in enumerate(outputs, 1):
-            stream = self._streams.get(output.request_id)
-            if output.is_final:
-                self.room.leave(output.request_id)
-                self._streams.pop(output.request_id, None)
-            if stream is not None:
-                stream.push(output)
-            if count % OUTPUTS_PER_TURN == 0:
-                await asyncio.sleep(0)
 
     async def _restart(self) -> bool:
         while True:
@@ -305,9 +277,7 @@ class AsyncEngine:
         self._is_alive = False
         self._stats_of_the_dead = self._last_stats = self._last_stats.without_gauges()
         self.room.clear()
-        streams, self._streams = self._streams, {}
-        for stream in streams.values():
-            stream.cut(error)
+        self._streams.cut_all(error)
         self._questions.fail_all(error)
 
     def _require_alive(self) -> None:
@@ -320,8 +290,8 @@ class AsyncEngine:
 
     def _abandon(self, request_id: str) -> None:
         self.abort(request_id)
-        self._streams.pop(request_id, None)
+        self._streams.forget(request_id)
 
     def _abandon_finished(self, request_id: str, num_output_tokens: int) -> None:
         self.finish(request_id, num_output_tokens)
-        self._streams.pop(request_id, None)
+        self._streams.forget(request_id)

@@ -2,10 +2,14 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 
 from radixserve.engine import wire
 from radixserve.errors import EngineDeadError
+
+FLUSH_RETRY_INTERVAL_S = 0.02
+MIN_FLUSH_ANSWER_S = 1.0  # even a flush that does not wait for requests waits for the step that runs
 
 Answer = wire.Flushed | wire.Stats
 
@@ -18,10 +22,15 @@ class Questions:
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._num_tickets = 0
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
     async def ask(self, kind: type[wire.Flush] | type[wire.GetStats], timeout_s: float) -> Answer:
         """Raises EngineDeadError, and TimeoutError after timeout_s.
 
-        A flush whose asker gives up is withdrawn: it must not happen later, behind a long step, by surprise."""
+        A flush whose asker gives up is withdrawn: it must not happen later, behind a long step, by surprise.
+        """
         self._num_tickets += 1
         ticket = self._num_tickets
         self._send(kind(ticket))
@@ -35,6 +44,19 @@ class Questions:
             if self._waiting.pop(ticket, None) is not None and kind is wire.Flush:
                 with contextlib.suppress(EngineDeadError):
                     self._send(wire.WithdrawFlush(ticket))
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Ask until the engine was idle; False when it was not, or did not answer, within timeout_s. Raises EngineDeadError."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                answer = await self.ask(wire.Flush, max(deadline - time.monotonic(), MIN_FLUSH_ANSWER_S))
+            except TimeoutError:
+                return False
+            assert isinstance(answer, wire.Flushed)
+            if answer.is_done or time.monotonic() >= deadline:
+                return answer.is_done
+            await asyncio.sleep(FLUSH_RETRY_INTERVAL_S)
 
     def answer(self, answer: Answer) -> None:
         waiter = self._waiting.pop(answer.ticket, None)

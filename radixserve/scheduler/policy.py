@@ -5,8 +5,9 @@ The wait is bounded, in two ways, whatever else comes (order/policies.py says wh
 - by score (lpm): only requests that arrived at most ceil(max_match / credit) passes later can go before a waiting one, as nobody's match
   is longer than max_match and each pass is worth `credit` tokens; a class of priority adds its own passes. Likewise for cost, with the
   largest cost for max_match; dfs-weight has no such bound
-- hard, in every policy: each admission of a later arrival counts, and who was overtaken --lpm-max-overtaken times goes before all later
-  arrivals, and if it does not fit, nobody is admitted until it does. A burst of any size in one pass counts like any other
+- hard, in every policy: each admission of a later arrival counts, from when a request begins to wait, and who was overtaken
+  --lpm-max-overtaken times is not overtaken again: only those go first that arrived before it, a more urgent class as far as its aging
+  puts it there, and if they or it do not fit, nobody is admitted until they do. A burst of any size in one pass counts like any other
 
 Who waits for a leader (sharing.py) neither goes first nor blocks others meanwhile: the bound holds from when its leader is done with it.
 """
@@ -16,10 +17,11 @@ from collections.abc import Iterable, Iterator
 
 from radixserve.config import SchedulerConfig
 from radixserve.scheduler.order.bound import Overtakings
+from radixserve.scheduler.order.branch import Branch
 from radixserve.scheduler.order.coverage import Coverage
 from radixserve.scheduler.order.policies import arrival, make_rules
 from radixserve.scheduler.order.prompt_tree import PromptNode, PromptTree
-from radixserve.scheduler.order.ranking import Ranking, Rules
+from radixserve.scheduler.order.ranking import Key, Ranking, Rules
 from radixserve.scheduler.sharing import InFlight
 from radixserve.scheduler.state import RequestState
 from radixserve.tree.key import TOKEN_BYTES
@@ -41,12 +43,15 @@ class WaitingQueue:
         page_bytes = cache.page_size * TOKEN_BYTES
         self._arrival = Ranking(arrival(config), 0, TOKEN_BYTES)
         self._order, rankings = self._arrival, [self._arrival]
-        if rules is not None or config.schedule_policy != "fcfs":
-            self._order = Ranking(rules or make_rules(config, self._num_short_tokens), 1, TOKEN_BYTES)
+        if rules is None and config.schedule_policy != "fcfs":
+            rules = make_rules(config, self._num_short_tokens)
+        if rules is not None:
+            self._order = Ranking(rules, 1, TOKEN_BYTES)
             rankings.append(self._order)
         self._rankings = tuple(rankings)
         self._changed: dict[int, PromptNode] = {}  # by id: nodes of which not all above know
         self._prompts = PromptTree(page_bytes, len(self._rankings), self)
+        self._branch = Branch(self._prompts, self._order) if rules is not None and rules.stays else None
         self._in_flight = InFlight(self._prompts, self._note_change, self._overdue_in)
         self._coverage = Coverage(self._prompts.root, page_bytes, self._note_change)
         cache_root = cache.watch(self._coverage)
@@ -67,17 +72,21 @@ class WaitingQueue:
 
     def add(self, state: RequestState) -> None:
         """Take in a request. One that was retracted stands where its arrival belongs."""
-        if state.arrival_pass < 0:
+        comes_back = state.arrival_pass >= 0
+        if not comes_back:
             state.arrival_pass = self._pass + self._has_admitted
         self._states[state.request.request_id] = state
         self._priorities[state.request.priority] += 1
         node = self._prompts.add(state, state.token_ids[: max(0, state.max_cached)].tobytes())
         for ranking in self._rankings:
             ranking.add(state, node)
+        self._overtakings.add(state, self._arrival.key(state.request.request_id), comes_back)
 
     def remove(self, request_id: str) -> RequestState | None:
         state = self._states.pop(request_id, None)
         if state is not None:
+            state.leader = None
+            self._overtakings.remove(state)
             self._priorities[state.request.priority] -= 1
             if not self._priorities[state.request.priority]:
                 del self._priorities[state.request.priority]
@@ -104,9 +113,11 @@ class WaitingQueue:
         """Who is admitted next, or else nobody; None if all wait for a leader."""
         self._settle()
         oldest = self._arrival.first(self._prompts.root)
-        if oldest is None or self._overtakings.is_overdue(self._arrival.key(oldest.request.request_id)):
-            return oldest
-        return self._order.first(self._prompts.root)
+        if oldest is None:
+            return None
+        best, bar = self._order.first(self._branch.find() if self._branch is not None else self._prompts.root), self._bar(oldest)
+        assert best is not None
+        return oldest if bar is not None and self._arrival.key(best.request.request_id) > bar else best
 
     def admitted(self, state: RequestState) -> None:
         """The head runs now: it is no longer here, and others may follow it."""
@@ -114,6 +125,8 @@ class WaitingQueue:
         self._prompt_tokens += len(state.token_ids)
         self._cached_tokens += state.num_computed
         self._overtakings.admitted(self._arrival.key(state.request.request_id))
+        if self._branch is not None:
+            self._branch.admitted(state, self._prompts.place(state.request.request_id))
         self.remove(state.request.request_id)
         if self._cache.is_shared:
             self._in_flight.follow(state)
@@ -123,12 +136,19 @@ class WaitingQueue:
         return all(ranking.key_at(waiting, 0) < ranking.key_at(running, running.num_computed) for ranking in self._rankings)
 
     def _overdue_in(self, node: PromptNode) -> RequestState | None:
+        """The oldest at and below a node, where it or a later one may be overdue."""
         oldest = self._arrival.oldest(node)
-        return oldest if oldest is not None and self._overtakings.is_overdue(self._arrival.key(oldest.request.request_id)) else None
+        return oldest if oldest is not None and self._bar(oldest) is not None else None
+
+    def _bar(self, oldest: RequestState) -> Key | None:
+        return self._overtakings.bar(oldest, self._arrival.key(oldest.request.request_id))
 
     def _num_short_tokens(self, state: RequestState) -> float:
-        """Tokens of the cache that it displaces, times the share of prompts that was found again so far."""
+        """Tokens of the cache that it displaces, times the share of prompts that was found again so far. What it matches now it keeps."""
         num_missing = state.total_pages - self._cache.num_free_pages
+        if num_missing > 0:  # else there is nothing to look up
+            match = self._cache.match(state.request.namespace, state.token_ids, state.max_cached)
+            num_missing -= match.num_tokens // self._cache.page_size
         return max(0, num_missing) * self._cache.page_size * self._cached_tokens / self._prompt_tokens
 
     # ---- the prompts' tree changes its shape (prompt_tree.Follower)
@@ -153,6 +173,8 @@ class WaitingQueue:
     def node_split(self, upper: PromptNode, lower: PromptNode) -> None:
         self._coverage.node_split(upper, lower)
         assert upper.parent is not None
+        if self._branch is not None:
+            self._branch.replaced(lower, upper)
         for ranking in self._rankings:
             ranking.take_out(lower, upper.parent)
         self._refresh(lower)
@@ -162,6 +184,8 @@ class WaitingQueue:
         self._changed.pop(id(node), None)
         self._in_flight.removed(node)
         assert node.parent is not None
+        if self._branch is not None:
+            self._branch.replaced(node, node.parent)
         for ranking in self._rankings:
             ranking.take_out(node, node.parent)
 
@@ -170,6 +194,8 @@ class WaitingQueue:
         self._changed.pop(id(upper), None)
         self._in_flight.removed(upper)
         assert lower.parent is not None
+        if self._branch is not None:
+            self._branch.replaced(upper, lower)
         for ranking in self._rankings:
             ranking.take_out(upper, lower.parent)
         self._refresh(lower)

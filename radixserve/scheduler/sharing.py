@@ -19,7 +19,7 @@ from radixserve.scheduler.state import RequestState
 
 class InFlight:
     """Marks the nodes of the prompts' tree below which all wait for a leader. `on_change` is called for each whose mark changed;
-    `overdue_in` gives the first of a node's requests if it is overdue."""
+    `overdue_in` gives the first of a node's requests if it is overdue. Leaders are named by number: nothing keeps one that has ended."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class InFlight:
             return
         overdue = self._overdue_in(node)
         if overdue is not None:
-            if overdue.leader is not None and overdue.leader is not leader:
+            if overdue.leader is not None and overdue.leader != leader.arrival:
                 return
-            overdue.leader = leader
+            overdue.leader = leader.arrival
         self._held[id(node)] = node
-        if node.holder is not leader:
-            node.holder = leader
+        if node.holder != leader.arrival:
+            node.holder = leader.arrival
             self._on_change(node)
 
     def removed(self, node: PromptNode) -> None:

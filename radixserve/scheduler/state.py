@@ -46,7 +46,7 @@ class RequestState:
         self.token_ids: IntArray = request.prompt_ids[:]
         self.total_pages = total_pages  # of prompt and max_tokens
         self.arrival_pass = -1  # passes of admissions before it came to wait first; -1: not yet
-        self.leader: RequestState | None = None  # the one that it waits for since it is overdue
+        self.leader: int | None = None  # `arrival` of the one that it waits for since it is overdue
         self.queue_time_s = 0.0
         self.num_cached = 0
         self.num_retractions = 0  # under memory pressure

@@ -43,7 +43,7 @@ class Call:
     priority: int = 0
     pin_ttl_s: float | None = None
     ids: tuple[str, ...] = ()  # the caller's names, one per choice; empty: ours
-    takes_rest: bool = False  # no max_tokens was given: what is left of the context
+    takes_rest: bool = False  # no max_tokens was given: what is left of the context, and of --max-logprobs
     logprobs_name: str = "logprobs"  # what the protocol calls the number of likeliest tokens
     ignored: tuple[str, ...] = ()  # fields that no protocol knows
 
@@ -92,7 +92,14 @@ async def _make_requests(context: ServerContext, call: Call, call_id: str) -> li
     priority = context.client_priority(call.priority)
     return [
         Request(
-            f"{names[i * call.n + k]}-{i * call.n + k}", prompt_ids, samplings[i], seeds[i], k, call.namespace, priority, call.pin_ttl_s
+            f"{names[i * call.n + k]}-{i * call.n + k}",
+            prompt_ids,
+            samplings[i] if k == 0 else dataclasses.replace(samplings[i], prompt_logprobs=None),  # see Generation: scored once
+            seeds[i],
+            k,
+            call.namespace,
+            priority,
+            call.pin_ttl_s,
         )
         for i, prompt_ids in enumerate(encoded)
         for k in range(call.n)
@@ -103,6 +110,8 @@ def _fitted(context: ServerContext, call: Call, sampling: SamplingParams, num_pr
     if call.takes_rest:
         context.check_length(num_prompt_tokens, 1)
         rest = context.max_request_tokens - num_prompt_tokens
+        if sampling.logprobs is not None:  # a limit on what was not asked for cuts it, and is no reason to refuse
+            rest = min(rest, max(1, context.config.max_logprobs // (call.n * (1 + sampling.logprobs))))
         sampling = dataclasses.replace(sampling, max_tokens=rest).validate()  # min_tokens may be above it
     context.check_length(num_prompt_tokens, sampling.max_tokens)
     if sampling.prompt_logprobs is not None and sampling.prompt_logprobs_start >= num_prompt_tokens:

@@ -39,7 +39,7 @@ def parse_chat_call(body: dict[str, Any], limits: shared.Limits) -> ChatCall:
     sampling = shared.read_sampling(fields, shared.SamplingNames(max_tokens=name), limits, limits.max_request_tokens, asked)
     prompt = Prompt("", sampling, fields.boolean("skip_special_tokens", True), fields.boolean("add_special_tokens"))
     call = read_call(fields, (prompt,), n)
-    call = dataclasses.replace(call, takes_rest=asked_max[name] is None)
+    call = dataclasses.replace(call, takes_rest=asked_max[name] is None, logprobs_name="top_logprobs")
     flags = fields.boolean("return_token_ids"), fields.boolean("return_cached_tokens_details")
     parsed = ChatCall(call, read_chat(fields), *flags)
     refuse_unsupported(fields)

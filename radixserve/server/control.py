@@ -69,7 +69,7 @@ def _require_ready(context: ServerContext) -> None:
 
 
 async def _probe(context: ServerContext) -> None:
-    """Raises UnavailableError for an engine that is dead, or that moves nothing within PROBE_TIMEOUT_S."""
+    """Raises EngineDeadError where no engine runs, UnavailableError for one that dies meanwhile or moves nothing within PROBE_TIMEOUT_S."""
     engine = context.engine
     stream = engine.submit(_probe_request(context))
     started_at = time.monotonic()

@@ -1,8 +1,8 @@
 """Fields of the OpenAI, SGLang and vLLM protocols that are known and not served: refused by name, unless their value changes nothing.
 
 A route reads what it serves; the list is for the rest, so that a name in it may well be served elsewhere, or be what another route calls
-a field of this one. Real tools send many of them with neutral values, so those are accepted. A field that no protocol knows is ignored and
-named in a header.
+a field of this one: every name that a generating route reads is in it or in HARMLESS. Real tools send many of them with neutral values, so
+those are accepted. A field that no protocol knows is ignored and named in a header.
 """
 
 from collections.abc import Container
@@ -15,6 +15,7 @@ from radixserve.server.fields import Fields, show
 HARMLESS = frozenset(
     {
         "user",
+        "model",  # not read by /generate, where gateways name the one that they chose
         "metadata",
         "store",
         "service_tier",
@@ -30,21 +31,27 @@ HARMLESS = frozenset(
 
 # Field -> the values (beside null) that change nothing.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (False,),
     "add_special_tokens": (True,),
     "allowed_token_ids": ([],),
     "audio": (),
     "audio_data": ([],),
     "bad_words": ([],),
+    "best_of": (1,),
     "bootstrap_host": (),
     "bootstrap_room": (),
     "cache_control": ({},),
+    "cache_salt": ("",),
     "chat_template": (),
-    "documents": ([],),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
     "custom_logit_processor": (),
     "custom_params": ({},),
     "detokenize": (True,),
+    "documents": ([],),
     "ebnf": ("",),
     "echo": (False,),
+    "extra_key": ("",),
     "frequency_penalty": (0,),
     "function_call": ("auto", "none"),
     "functions": ([],),
@@ -52,6 +59,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "guided_grammar": ("",),
     "guided_json": ({},),
     "guided_regex": ("",),
+    "ignore_eos": (False,),
     "image_data": ([],),
     "include_stop_str_in_output": (False,),
     "input_embeds": ([],),
@@ -67,14 +75,18 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "max_completion_tokens": (),
     "max_new_tokens": (),
     "max_tokens": (),
+    "messages": (),
     "min_new_tokens": (0,),
+    "min_p": (0,),
     "min_tokens": (0,),
     "modalities": (["text"],),
+    "n": (1,),
     "no_stop_trim": (False,),
     "parallel_tool_calls": (True, False),
+    "prediction": (),
     "presence_penalty": (0,),
     "priority": (0,),
-    "prediction": (),
+    "prompt": (),
     "prompt_cache_breakpoint": ({},),
     "prompt_cache_options": ({}, {"mode": "implicit"}),
     "prompt_embeds": ([],),
@@ -96,17 +108,24 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "session_params": ({},),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
+    "stop": ([],),
     "stop_regex": ("", []),
     "stop_token_ids": ([],),
+    "stream": (False,),
+    "stream_options": ({},),
     "structural_tag": ("", {}),
     "structured_outputs": ({},),
     "suffix": ("",),
+    "temperature": (1,),
+    "text": (),
+    "token_ids_logprob": ([],),
     "tool_choice": ("auto", "none"),
     "tools": ([],),
+    "top_k": (0, -1),
     "top_logprobs": (0,),
     "top_logprobs_num": (0,),
+    "top_p": (1,),
     "truncate_prompt_tokens": (),
-    "token_ids_logprob": ([],),
     "use_beam_search": (False,),
     "video_data": ([],),
     "web_search_options": (),
@@ -114,6 +133,23 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 
 # Wishes for the cache, which clients also hang on messages and parts of them.
 CACHE_HINTS = frozenset({"cache_control", "prompt_cache_breakpoint", "prompt_cache_options"})
+
+# Known names that say what the prompt is, so that /tokenize would answer something else without them; and wishes for the cache.
+PROMPT_FIELDS = CACHE_HINTS | {
+    "audio_data",
+    "chat_template",
+    "documents",
+    "functions",
+    "image_data",
+    "input_embeds",
+    "input_ids",
+    "prompt_embeds",
+    "reasoning_effort",
+    "text",
+    "tools",
+    "truncate_prompt_tokens",
+    "video_data",
+}
 
 
 def _is_same(value: Any, neutral: Any) -> bool:

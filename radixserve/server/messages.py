@@ -39,9 +39,9 @@ def read_chat(fields: Fields) -> Chat:
     if continue_final_message and add_generation_prompt:
         message = "continue_final_message: expected false together with add_generation_prompt, got true"
         raise InvalidRequestError(message, param="continue_final_message")
-    ignored: dict[str, None] = {}  # in order, each once: a long chat repeats them
-    bodies = tuple(_read_message(message, ignored) for message in messages)
-    return Chat(bodies, add_generation_prompt, continue_final_message, variables, tuple(ignored))
+    read = [_read_message(message) for message in messages]
+    ignored = dict.fromkeys(name for _, names in read for name in names)  # in order, each once: a long chat repeats them
+    return Chat(tuple(body for body, _ in read), add_generation_prompt, continue_final_message, variables, tuple(ignored))
 
 
 def render(template: ChatTemplate | None, chat: Chat) -> str:
@@ -61,8 +61,11 @@ def render(template: ChatTemplate | None, chat: Chat) -> str:
     )
 
 
-def _read_message(message: Fields, ignored: dict[str, None]) -> dict[str, Any]:
-    """A message may have any name, for its template to read; only wishes for the cache are no template's."""
+def _read_message(message: Fields) -> tuple[dict[str, Any], list[str]]:
+    """The message, which may have any name for its template to read, and the names that were ignored in its parts.
+
+    Only wishes for the cache are no template's.
+    """
     refuse_known(message, CACHE_HINTS)
     role = message.raw("role")
     if role not in ROLES:
@@ -73,23 +76,25 @@ def _read_message(message: Fields, ignored: dict[str, None]) -> dict[str, Any]:
     if tool_calls is not None:
         body["tool_calls"] = [_read_tool_call(call) for call in message.objects("tool_calls")] if tool_calls else []
     may_be_empty = role == "assistant"
-    return {**body, "content": _read_content(message, may_be_empty, ignored)}
+    content, ignored = _read_content(message, may_be_empty)
+    return {**body, "content": content}, ignored
 
 
-def _read_content(message: Fields, may_be_empty: bool, ignored: dict[str, None]) -> str:
+def _read_content(message: Fields, may_be_empty: bool) -> tuple[str, list[str]]:
     content = message.raw("content")
     if isinstance(content, str):
-        return content
+        return content, []
     if content is None and may_be_empty:
-        return ""
+        return "", []
     if not isinstance(content, list):
         raise message.wrong("content", "a string or a list of text parts", content)
     if not content:
-        return ""
-    return "".join(_read_part(part, ignored) for part in message.objects("content"))
+        return "", []
+    parts = message.objects("content")
+    return "".join(map(_read_part, parts)), [_POSITION.sub("[]", name) for part in parts for name in part.unread()]
 
 
-def _read_part(part: Fields, ignored: dict[str, None]) -> str:
+def _read_part(part: Fields) -> str:
     kind = part.raw("type")
     if kind != "text":
         path = part.path_of("type")
@@ -97,15 +102,15 @@ def _read_part(part: Fields, ignored: dict[str, None]) -> str:
     text = part.raw("text")
     if not isinstance(text, str):
         raise part.wrong("text", "a string", text)
-    if part.unread_names():
-        refuse_known(part)
-        ignored |= dict.fromkeys(_POSITION.sub("[]", name) for name in part.unread())
+    refuse_known(part)
     return text
 
 
 def _read_tool_call(call: Fields) -> dict[str, Any]:
     """OpenAI sends arguments as JSON in a string; templates expect the object."""
     function = call.object("function")
+    for fields in (call, function):
+        refuse_known(fields, CACHE_HINTS)
     body = function.all()
     if isinstance(body.get("arguments"), str):
         try:

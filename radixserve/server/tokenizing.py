@@ -1,6 +1,6 @@
 """Routes of the tokenizer alone: /tokenize, /detokenize (also under /v1) and /tokenizer_info. They never wait for the engine."""
 
-from typing import Any
+from typing import NamedTuple
 
 from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
@@ -11,10 +11,29 @@ from radixserve.errors import InvalidRequestError
 from radixserve.server.call import off_loop_if_long
 from radixserve.server.context import ServerContext
 from radixserve.server.fields import Fields, read_parsed
+from radixserve.server.known_fields import PROMPT_FIELDS, refuse_known
 from radixserve.server.messages import read_chat, render
 from radixserve.server.replies import json_reply
 
 MAX_TEXTS = 1024  # of one call
+
+
+class Texts(NamedTuple):
+    """What /tokenize was asked for."""
+
+    texts: list[str]
+    is_list: bool  # so that a list is answered
+    adds_special_tokens: bool
+    ignored: tuple[str, ...]
+
+
+class Ids(NamedTuple):
+    """What /detokenize was asked for."""
+
+    lists: list[list[int]]
+    is_list: bool
+    skips_special_tokens: bool
+    ignored: tuple[str, ...]
 
 
 def tokenizing_router(context: ServerContext) -> APIRouter:
@@ -23,30 +42,24 @@ def tokenizing_router(context: ServerContext) -> APIRouter:
     @router.post("/tokenize")
     @router.post("/v1/tokenize")
     async def tokenize(http: HttpRequest) -> Response:
-        def parse(body: dict[str, Any]) -> tuple[Fields, list[str], bool, bool, tuple[str, ...]]:
-            fields = _fields_of(body, context)
-            return fields, *_read_texts(fields, context)
-
-        fields, texts, is_list, adds_special, ignored = await read_parsed(http, context.config.max_body_bytes, parse)
-        for text in texts:
+        asked = await read_parsed(http, context.config.max_body_bytes, lambda body: _read_texts(Fields(body), context))
+        for text in asked.texts:
             context.check_text(text)
-        num_chars = sum(map(len, texts))
-        ids = await off_loop_if_long(num_chars, lambda: [context.tokenizer.encode(text, adds_special) for text in texts])
+        num_chars, encode = sum(map(len, asked.texts)), context.tokenizer.encode
+        ids = await off_loop_if_long(num_chars, lambda: [encode(text, asked.adds_special_tokens) for text in asked.texts])
         counts = [len(of_text) for of_text in ids]
-        body = {"tokens": ids if is_list else ids[0], "count": counts if is_list else counts[0]}
-        return _reply(context, fields, body | {"max_model_len": context.engine.info.context_length}, ignored)
+        body = {"tokens": ids if asked.is_list else ids[0], "count": counts if asked.is_list else counts[0]}
+        body["max_model_len"] = context.engine.info.context_length
+        return json_reply(body, headers=context.ignored_header(asked.ignored))
 
     @router.post("/detokenize")
     @router.post("/v1/detokenize")
     async def detokenize(http: HttpRequest) -> Response:
-        fields = await read_parsed(http, context.config.max_body_bytes, lambda body: _fields_of(body, context))
-        skip_special_tokens = fields.boolean("skip_special_tokens", True)
-        tokens, is_list = _read_tokens(fields, context.tokenizer.vocab_size)
-        num_tokens = sum(map(len, tokens))
-        decode = context.tokenizer.decode
-        texts = await off_loop_if_long(num_tokens, lambda: [decode(ids, skip_special_tokens) for ids in tokens])
-        text = texts if is_list else texts[0]
-        return _reply(context, fields, {"prompt": text, "text": text})
+        asked = await read_parsed(http, context.config.max_body_bytes, lambda body: _read_ids(Fields(body), context))
+        num_tokens, decode = sum(map(len, asked.lists)), context.tokenizer.decode
+        texts = await off_loop_if_long(num_tokens, lambda: [decode(ids, asked.skips_special_tokens) for ids in asked.lists])
+        text = texts if asked.is_list else texts[0]
+        return json_reply({"prompt": text, "text": text}, headers=context.ignored_header(asked.ignored))
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> Response:
@@ -58,35 +71,33 @@ def tokenizing_router(context: ServerContext) -> APIRouter:
     return router
 
 
-def _fields_of(body: dict[str, Any], context: ServerContext) -> Fields:
-    fields = Fields(body)
+def _read_texts(fields: Fields, context: ServerContext) -> Texts:
+    """By default special tokens are added to a prompt and not to rendered messages."""
     context.check_model(fields.string("model") or None)
-    return fields
-
-
-def _reply(context: ServerContext, fields: Fields, body: dict[str, Any], ignored: tuple[str, ...] = ()) -> Response:
-    return json_reply(body, headers=context.ignored_header((*fields.unread(), *ignored)))
-
-
-def _read_texts(fields: Fields, context: ServerContext) -> tuple[list[str], bool, bool, tuple[str, ...]]:
-    """(texts, whether a list was sent, whether special tokens are added, ignored names inside messages).
-
-    By default they are added to a prompt and not to rendered messages.
-    """
     prompt, messages = fields.raw("prompt"), fields.raw("messages")
     if (prompt is None) == (messages is None):
         raise InvalidRequestError("prompt: expected exactly one of prompt and messages", param="prompt")
-    adds_special = fields.boolean("add_special_tokens", messages is None)
+    adds_special_tokens = fields.boolean("add_special_tokens", messages is None)
+    texts = list(fields.strings("prompt"))
+    inside: tuple[str, ...] = ()
     if messages is not None:
         chat = read_chat(fields)
-        return [render(context.tokenizer.chat_template, chat)], False, adds_special, chat.ignored
-    texts = list(fields.strings("prompt"))
+        texts, inside = [render(context.tokenizer.chat_template, chat)], chat.ignored
     if not texts or len(texts) > MAX_TEXTS:
         raise fields.wrong("prompt", f"a string or a list of 1 to {MAX_TEXTS} strings", prompt)
-    return texts, isinstance(prompt, list), adds_special, ()
+    refuse_known(fields, PROMPT_FIELDS)
+    return Texts(texts, isinstance(prompt, list), adds_special_tokens, (*fields.unread(), *inside))
 
 
-def _read_tokens(fields: Fields, vocab_size: int) -> tuple[list[list[int]], bool]:
+def _read_ids(fields: Fields, context: ServerContext) -> Ids:
+    context.check_model(fields.string("model") or None)
+    skips_special_tokens = fields.boolean("skip_special_tokens", True)
+    lists, is_list = _read_id_lists(fields, context.tokenizer.vocab_size)
+    refuse_known(fields, PROMPT_FIELDS)
+    return Ids(lists, is_list, skips_special_tokens, tuple(fields.unread()))
+
+
+def _read_id_lists(fields: Fields, vocab_size: int) -> tuple[list[list[int]], bool]:
     tokens = fields.raw("tokens")
     if not isinstance(tokens, list):
         raise fields.wrong("tokens", "a list of token ids, or a list of lists of token ids", tokens)

@@ -93,7 +93,7 @@ class Detokenizer:
 
     def _num_claimed(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
-        longest = max((len(stop) for stop in self._stop), default=0)
+        longest = max(map(len, self._stop))
         for start in range(max(0, len(text) - longest + 1), len(text)):
             tail = text[start:]
             if any(stop.startswith(tail) for stop in self._stop):

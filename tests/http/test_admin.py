@@ -13,14 +13,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from radixserve.config import ServerConfig
 from radixserve.core import Request
-from radixserve.engine import client
+from radixserve.engine import client, questions
 from radixserve.engine.progress import Progress
-from radixserve.errors import QueueFullError
+from radixserve.errors import ConfigError, QueueFullError
 from radixserve.metrics import EngineStats
 from radixserve.server import control
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.http.conftest import Served
-from tests.support.live_server import live_app
+from tests.support.live_server import live_app, send_request
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -247,26 +247,35 @@ async def test_a_full_engine_that_moves_is_healthy_and_a_stuck_one_is_not(
 
 
 @pytest.mark.parametrize("how", ["timeout", "client left"])
-async def test_a_flush_that_nobody_waits_for_any_more_does_not_happen(served: Served, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+async def test_a_flush_that_nobody_waits_for_any_more_does_not_happen(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
     """It lay behind a long step; when that ends, the engine is idle and would flush."""
-    monkeypatch.setattr(client, "MIN_FLUSH_ANSWER_S", 0.1)
-    step, is_held = served.echo.step, threading.Event()
-    monkeypatch.setattr(served.echo, "step", lambda: is_held.wait(10) and step())
-    running = asyncio.create_task(served.complete(prompt="abc", max_tokens=1))
-    await until(lambda: served.echo.running_ids)
-    await asyncio.sleep(0.05)
-    flush = asyncio.create_task(served.engine.flush_cache(0.0))
-    if how == "timeout":
-        assert not await flush
-    else:
+    monkeypatch.setattr(questions, "MIN_FLUSH_ANSWER_S", 0.1 if how == "timeout" else 60.0)
+    async with live_app(tokenizer, ServerConfig()) as live, httpx.AsyncClient(base_url=live.url) as http:
+        step, is_held = live.echo.step, threading.Event()
+        monkeypatch.setattr(live.echo, "step", lambda: is_held.wait(10) and step())
+        running = asyncio.create_task(http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 1}))
+        await until(lambda: live.echo.running_ids)
         await asyncio.sleep(0.05)
-        flush.cancel()
-        await asyncio.gather(flush, return_exceptions=True)
-    is_held.set()
-    assert (await running).status_code == 200
-    await served.engine.stats()  # what was under way has arrived
-    assert served.echo.num_flushes == 0
-    assert await served.engine.flush_cache()
+        if how == "timeout":
+            assert (await http.post("/flush_cache?timeout=0")).json()["error"]["code"] == "engine_busy"
+        else:
+            writer = await send_request(live, "POST /flush_cache?timeout=0")
+            await until(lambda: live.engine._questions.num_waiting)
+            writer.close()
+            await until(lambda: not live.engine._questions.num_waiting)
+        is_held.set()
+        assert (await running).status_code == 200
+        await live.engine.stats()  # what was under way has arrived
+        assert live.echo.num_flushes == 0
+        assert await live.engine.flush_cache()
+
+
+@pytest.mark.parametrize("log_level", ["warning", "error"])
+def test_a_log_of_requests_that_no_one_could_see_is_refused(log_level: str) -> None:
+    with pytest.raises(ConfigError, match=f"--log-requests: expected --log-level info or debug, .* got {log_level}"):
+        ServerConfig(log_requests=True, log_level=log_level)
 
 
 def test_a_step_without_outputs_is_progress_and_an_answer_is_none() -> None:

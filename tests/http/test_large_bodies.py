@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from radixserve.config import ServerConfig
-from radixserve.server import fields
+from radixserve.server import fields, tokenizing
 from radixserve.tokenizer import ChatTemplate
 from tests.http.conftest import Served
 
@@ -47,6 +47,15 @@ async def test_a_large_body_is_parsed_off_the_loop(served: Served, monkeypatch: 
         reply = await served.http.post(path, content=b'{"prompt": [' + b"[]," * size + b"[]]}")
         assert reply.status_code == 400
         assert (threads.seen.pop() is threading.main_thread()) == is_on_loop
+
+
+@pytest.mark.parametrize("num_ids", [1, 20_000])
+async def test_many_ids_are_checked_off_the_loop(served: Served, monkeypatch: pytest.MonkeyPatch, num_ids: int) -> None:
+    threads = Threads(monkeypatch, tokenizing, "token_array")
+    for tokens in ([97] * num_ids, [[97] * num_ids]):
+        reply = await served.http.post("/detokenize", json={"tokens": tokens})
+        assert reply.status_code == 200
+        assert (threads.seen.pop() is threading.main_thread()) == (num_ids == 1)
 
 
 def _with_large_bodies(served: Served) -> ServerConfig:

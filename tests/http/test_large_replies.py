@@ -1,6 +1,5 @@
 """Replies with many log-probabilities: encoded once, built off the loop, bounded; and what happens when making a reply fails."""
 
-import asyncio
 import dataclasses
 import json
 import threading
@@ -8,9 +7,17 @@ from typing import Any
 
 import pytest
 
+from radixserve.config import ServerConfig
 from radixserve.server import answering, logprobs, native, openai, openai_reply
+from radixserve.tokenizer import ChatTemplate
+from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.http.conftest import Served
+from tests.support.echo_engine import EchoEngine
+from tests.support.live_server import live_app, send_request
 from tests.support.waiting import until
+
+TEMPLATE = ChatTemplate("{{ messages[0].content }}", {})
+HELLO = [{"role": "user", "content": "hello"}]
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[threading.Thread]:
@@ -99,18 +106,21 @@ async def test_only_large_bodies_are_built_off_the_loop(
             },
             "top_logprobs_num",
         ),
+        ("/v1/chat/completions", {"messages": HELLO, "n": 20, "max_tokens": 900, "logprobs": True, "top_logprobs": 20}, "top_logprobs"),
+        ("/v1/chat/completions", {"messages": HELLO, "n": 128, "logprobs": True, "min_tokens": 900, "max_tokens": 900}, "top_logprobs"),
     ],
 )
 async def test_what_one_call_may_show_has_a_limit(
     served: Served, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], param: str
 ) -> None:
     context = served.app.state.context
-    monkeypatch.setattr(context, "config", _with_max_logprobs(context.config, 200_000))
+    monkeypatch.setattr(context.tokenizer, "chat_template", TEMPLATE)
+    monkeypatch.setattr(context, "config", _with_max_logprobs(context.config, 100_000))
     reply = await served.http.post(path, json=body)
     assert reply.status_code == 400
     error = reply.json()["error"]
     assert (error["code"], error["param"]) == ("invalid_value", param)
-    assert "at most 200000" in error["message"]
+    assert "at most 100000" in error["message"]
     assert "--max-logprobs" in error["message"]
     assert served.echo.stats().requests_total == 0
 
@@ -122,6 +132,21 @@ async def test_a_call_at_the_limit_is_served(served: Served, monkeypatch: pytest
     assert (await served.complete(**body)).status_code == 200
     monkeypatch.setattr(context, "config", _with_max_logprobs(context.config, 2 * (3 + 2) * 5 - 1))
     assert (await served.complete(**body)).status_code == 400
+
+
+@pytest.mark.parametrize("num_top", [0, 3])
+async def test_a_chat_that_asked_for_no_length_gets_what_the_limit_leaves(
+    served: Served, monkeypatch: pytest.MonkeyPatch, num_top: int
+) -> None:
+    context = served.app.state.context
+    monkeypatch.setattr(context.tokenizer, "chat_template", TEMPLATE)
+    monkeypatch.setattr(context, "config", _with_max_logprobs(context.config, 2 * 7 * (1 + num_top) + 1))
+    body = {"messages": HELLO, "n": 2, "logprobs": True, "top_logprobs": num_top}
+    reply = await served.http.post("/v1/chat/completions", json=body)
+    assert [(len(choice["logprobs"]["content"]), choice["finish_reason"]) for choice in reply.json()["choices"]] == [(7, "length")] * 2
+    monkeypatch.setattr(context, "config", _with_max_logprobs(context.config, 2 * (1 + num_top) - 1))
+    refused = await served.http.post("/v1/chat/completions", json=body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "top_logprobs")
 
 
 def _with_max_logprobs(config: Any, limit: int) -> Any:
@@ -144,8 +169,9 @@ async def test_nothing_runs_on_when_making_the_reply_fails(served: Served, monke
     assert not served.echo.running_ids
 
 
-@pytest.mark.parametrize("step_s", [0.005], indirect=True)
-async def test_a_client_that_leaves_while_a_large_body_is_built_ends_its_request(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_leaves_while_a_large_body_is_built_ends_its_request(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(answering, "LARGE_BODY_TOKENS", 0)
     is_building, may_go_on = threading.Event(), threading.Event()
 
@@ -157,9 +183,10 @@ async def test_a_client_that_leaves_while_a_large_body_is_built_ends_its_request
     original = openai_reply.prompt_lists
     monkeypatch.setattr(openai_reply, "prompt_lists", slow)
     body = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 900, "stream": True}
-    asking = asyncio.create_task(served.complete(**body))
-    await until(is_building.is_set)
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    await until(lambda: not served.echo.running_ids)
-    may_go_on.set()
+    async with live_app(tokenizer, ServerConfig(), lambda config: EchoEngine(config, 0.005)) as live:
+        writer = await send_request(live, "POST /v1/completions", json.dumps(body).encode())
+        await until(is_building.is_set)
+        writer.close()
+        await until(lambda: not live.echo.running_ids)
+        assert live.echo.stats().aborted_total == 1
+        may_go_on.set()

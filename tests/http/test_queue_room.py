@@ -92,7 +92,39 @@ async def test_many_calls_at_once_never_meet_a_refusal_of_the_engine(served: Ser
     assert {reply.status_code for reply in replies} == {200, 429}
     num_served = sum(reply.status_code == 200 for reply in replies)
     assert num_served == (NUM_SLOTS + LIMIT) // 10
-    assert served.echo.stats().requests_total == 10 * num_served
+    assert (served.echo.stats().requests_total, served.echo.num_queue_refusals) == (10 * num_served, 0)
+
+
+@pytest.mark.parametrize("step_s", [0.02], indirect=True)
+async def test_the_engine_refuses_by_the_same_rule(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the tests here would find nobody who could refuse."""
+    monkeypatch.setattr(served.engine.room, "require", lambda num_requests: None)
+    reply = await served.complete(prompt="abc", n=NUM_SLOTS + LIMIT, max_tokens=1)
+    assert reply.status_code == 200
+    running = asyncio.create_task(served.complete(prompt="abc", n=NUM_SLOTS + LIMIT, max_tokens=900))
+    await until(lambda: len(served.echo.running_ids) == NUM_SLOTS + LIMIT)
+    assert (await served.complete(prompt="abc", n=2, max_tokens=1)).status_code == 429
+    assert served.echo.num_queue_refusals == 2
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+@pytest.mark.parametrize("step_s", [0.02], indirect=True)
+async def test_what_does_not_fit_is_refused_before_it_is_encoded(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    running = asyncio.create_task(served.complete(prompt="abc", n=60, max_tokens=900))
+    await until(lambda: len(served.echo.running_ids) == 60)
+    texts, encode = [], served.app.state.context.tokenizer.encode
+
+    def noting(text: str, **kwargs: Any) -> list[int]:
+        texts.append(text)
+        return encode(text, **kwargs)
+
+    monkeypatch.setattr(served.app.state.context.tokenizer, "encode", noting)
+    assert (await served.complete(prompt="refused", n=8, max_tokens=1)).status_code == 429
+    assert (await served.complete(prompt="served", n=7, max_tokens=1)).status_code == 200
+    assert texts == ["served"]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_a_dead_engine_leaves_no_one_in_the_queue(served: Served) -> None:

@@ -14,7 +14,7 @@ import zmq
 
 from radixserve.config import CacheConfig, EngineConfig
 from radixserve.core import Request, SamplingParams
-from radixserve.engine import client
+from radixserve.engine import questions
 from radixserve.engine.client import AsyncEngine
 from radixserve.engine.link import ProcessLink
 from radixserve.errors import ConfigError, EngineDeadError
@@ -176,7 +176,7 @@ async def test_a_flush_keeps_its_timeout_when_the_engine_does_not_answer(monkeyp
     engine = await AsyncEngine.start(CONFIG, make_link=lambda: ThreadLink(echo))
     goes_on = threading.Event()
     monkeypatch.setattr(echo, "flush_cache", lambda: goes_on.wait(20))
-    monkeypatch.setattr(client, "MIN_FLUSH_ANSWER_S", 0.05)
+    monkeypatch.setattr(questions, "MIN_FLUSH_ANSWER_S", 0.05)
     async with asyncio.timeout(5):
         assert not await engine.flush_cache(0.1)
         assert not await engine.flush_cache()

@@ -85,6 +85,65 @@ def test_both_bounds_hold_whatever_comes(credit: int, per_pass: int, arrivals: l
             assert not overtaking
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    aging=st.sampled_from([1, 3, 8, 256]),
+    arrivals=st.lists(st.lists(st.tuples(st.integers(-1, 1), st.integers(0, WARM_LEN)), max_size=5), min_size=20, max_size=80),
+    policy=st.sampled_from(["lpm", "dfs-weight", "cost"]),
+    limit=st.sampled_from([1, 5, 20]),
+)
+def test_with_classes_each_overtaking_counts_and_nothing_else(
+    aging: int, arrivals: list[list[tuple[int, int]]], policy: str, limit: int
+) -> None:
+    """Nobody is overtaken more than `limit` times since it began to wait, and while nobody was so often, the policy alone decides."""
+    limits = {"schedule_policy": policy, "lpm_age_credit": 2, "priority_aging_passes": aging}
+    door = Door(warm_cache(), lpm_max_overtaken=limit, **limits)
+
+    def arrived(state: RequestState) -> tuple[int, int]:
+        return state.arrival_pass - aging * state.request.priority, state.arrival
+
+    count: dict[int, int] = {}
+    for step in range(10_000):
+        for priority, length in arrivals[step] if step < len(arrivals) else ():
+            count[door.add([*WARM[:length], 9, door.num_added + 1000], priority).arrival] = 0
+        door.queue.start_pass(())
+        head, by_policy = door.queue.head(), door.queue._order.first(door.queue._prompts.root)
+        if head is None and step >= len(arrivals):
+            break
+        if head is None:
+            continue
+        if all(count[state.arrival] < limit for state in door.queue):
+            assert head is by_policy
+        for state in door.queue:
+            count[state.arrival] += arrived(head) > arrived(state)
+        assert all(count[state.arrival] <= limit for state in door.queue)
+        door.queue.admitted(head)
+        door.queue._in_flight.look(())
+    assert len(door.queue) == 0
+
+
+def test_an_urgent_class_is_not_overdue_at_birth() -> None:
+    door = Door(warm_cache(), schedule_policy="lpm")
+    for i in range(100):
+        door.add([500 + i, 1])
+    door.admit(100)
+    door.add([700, 1], priority=1)
+    hit = door.add([*WARM, 9], priority=1)
+    assert door.admit(1) == [hit]
+
+
+def test_who_comes_back_is_not_overdue_for_what_was_admitted_while_it_ran() -> None:
+    door = Door(warm_cache(), schedule_policy="lpm", lpm_max_overtaken=3, lpm_age_credit=1)
+    long = door.add([500, 1])
+    door.admit(1)
+    for i in range(5):
+        door.add([600 + i, 1])
+    door.admit(5)
+    door.queue.add(long)
+    hit = door.add([*WARM, 9])
+    assert door.admit(1) == [hit]
+
+
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "cost"])
 def test_an_endless_warm_stream_passes_a_cold_request_64_times_and_no_more(policy: str) -> None:
     door = Door(warm_cache(), schedule_policy=policy, lpm_age_credit=1)
@@ -172,6 +231,36 @@ def test_dfs_weight_goes_down_the_heaviest_cached_branch() -> None:
     for name, tokens in prompts.items():
         names[door.add(tokens).arrival] = name
     assert [names[state.arrival] for state in door.admit(5)] == ["heavy1", "heavy2", "light", "cold", "other"]
+
+
+def test_dfs_weight_ends_a_branch_before_it_begins_another() -> None:
+    """Equal weights: each admission makes the branch it was taken from the lighter one."""
+    door = Door(warm_cache(), schedule_policy="dfs-weight")
+    names: dict[int, str] = {}
+    for i in range(4):
+        for name, length in (("A", 50), ("B", 80)):
+            names[door.add([*WARM[:length], *WARM[: 1 if name == "B" else 0], 300 if name == "A" else 400, 900 + i]).arrival] = f"{name}{i}"
+    got = [names[door.admit(1)[0].arrival] for _ in range(8)]
+    assert got in (["A0", "A1", "A2", "A3", "B0", "B1", "B2", "B3"], ["B0", "B1", "B2", "B3", "A0", "A1", "A2", "A3"])
+
+
+def test_cost_does_not_charge_a_hit_for_the_pages_that_it_finds() -> None:
+    cache = warm_cache()
+    door = Door(cache, schedule_policy="cost")
+    for i in range(5):
+        door.add([*WARM, 900 + i])
+    for state in list(door.queue):
+        state.num_computed = WARM_LEN
+    door.admit(5)
+    long = list(range(1000, 2500))
+    path = cache.lock(cache.match(request("l", long).namespace, ints(long), 0), 0.0)
+    cache.reserve(path, len(long), 0.0)
+    cache.release(path, ints(long), len(long), 0.0)
+    assert cache.num_free_pages == 400
+    cold = door.add(list(range(3000, 3500)))
+    hit = door.add([*long, *range(10)])
+    assert door.queue._num_short_tokens(hit) == 0 < door.queue._num_short_tokens(cold)
+    assert door.admit(2) == [hit, cold]
 
 
 def test_cost_takes_the_least_work_that_is_left() -> None:

@@ -1,11 +1,16 @@
 """In-flight sharing: what is being computed right now is waited for, not computed again; and nobody waits for ever."""
 
 import dataclasses
+import gc
 import random
 
 import pytest
 
+from radixserve.config import SchedulerConfig
 from radixserve.core import FinishReason, Namespace
+from radixserve.scheduler.policy import WaitingQueue
+from radixserve.scheduler.state import RequestState
+from radixserve.tree.prefix_cache import PrefixCache
 from tests.pure.bench import Bench
 from tests.pure.helpers import expected_tokens, request
 
@@ -164,3 +169,25 @@ def test_random_families_of_prompts() -> None:
         assert bench.scheduler.totals.prefill_tokens_total <= len(distinct) + len(prompts)
         for number, prompt in enumerate(prompts):
             assert bench.tokens(str(number)) == expected_tokens(prompt, 2)
+
+
+def test_an_overdue_follower_does_not_keep_its_leader() -> None:
+    cache = PrefixCache(1000)
+    queue = WaitingQueue(SchedulerConfig(lpm_max_overtaken=1), cache)
+    prompt = list(range(2, 34))
+    follower, stranger = (RequestState(request(f"keeper-{i}", prompt if i == 1 else [500, i]), 0.0, 40, i) for i in (1, 2))
+    leader = RequestState(request("kept", prompt), 0.0, 40, 3)
+    queue.add(follower)
+    queue.add(stranger)
+    queue.start_pass([leader])
+    assert queue.head() is stranger
+    queue.admitted(stranger)
+    queue.start_pass([leader])
+    assert queue.head() is None and follower.leader == leader.arrival
+    del leader
+    gc.collect()
+    assert not [one for one in gc.get_objects() if isinstance(one, RequestState) and one.request.request_id == "kept"]
+    queue.start_pass(())
+    assert queue.head() is follower
+    queue.admitted(follower)
+    assert follower.leader is None

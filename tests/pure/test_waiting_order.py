@@ -1,5 +1,6 @@
 """The waiting queue against its plain twin, which matches every prompt anew and sorts: same matches, same followers, same head, always."""
 
+import copy
 import dataclasses
 
 from hypothesis import settings
@@ -34,6 +35,10 @@ class PlainTwin:
         self.config, self.cache = config, cache
         self.admissions: list[tuple[int, int]] = []  # arrived, arrival
         self.short: dict[int, float] = {}
+        self.begun: dict[int, int] = {}  # by arrival: admissions before it began to wait
+        self.came_back: set[int] = set()
+        self.last: RequestState | None = None  # admitted
+        self.page = cache.page_size
 
     def matched(self, state: RequestState) -> int:
         return self.cache.match(state.request.namespace, state.token_ids, state.max_cached).num_tokens
@@ -42,7 +47,19 @@ class PlainTwin:
         return state.arrival_pass - self.config.priority_aging_passes * state.request.priority, state.arrival
 
     def is_overdue(self, state: RequestState) -> bool:
-        return sum(key > self.arrived(state) for key in self.admissions) >= self.config.lpm_max_overtaken
+        since = self.admissions[self.begun[state.arrival] :]
+        return sum(key > self.arrived(state) for key in since) >= self.config.lpm_max_overtaken
+
+    def lane(self, state: RequestState) -> tuple[int, int]:
+        return (1, state.arrival) if state.arrival in self.came_back else (0, state.request.priority)
+
+    def bar(self, oldest: RequestState, waiting: list[RequestState]) -> tuple[int, int] | None:
+        """Who is overdue, of this one and the first of each other lane; who is later than the bar must not go first."""
+        if self.is_overdue(oldest):
+            return self.arrived(oldest)
+        lanes = {self.lane(one) for one in waiting} - {self.lane(oldest)}
+        firsts = [min((one for one in waiting if self.lane(one) == lane), key=self.arrived) for lane in lanes]
+        return min((max(self.arrived(one), self.arrived(oldest)) for one in firsts if self.is_overdue(one)), default=None)
 
     def shares_next(self, state: RequestState, leader: RequestState) -> bool:
         """The leader computes at least a page that this one needs next and the tree does not have."""
@@ -63,11 +80,70 @@ class PlainTwin:
         extra = model.decode_s(state) + model.pressure_s(self.short[state.arrival])
         return round(work + extra + model.prefill_s(credit) * arrived, 9), arrival
 
-    def head(self, free: list[RequestState]) -> RequestState | None:
+    def dfs(self, free: list[RequestState], waiting: list[RequestState]) -> RequestState:
+        """Of the first class, those that have the most in common with the last one admitted, of what is cached; then down."""
+        top = max(one.request.priority for one in free)
+        common = [self.common(one) for one in free if one.request.priority == top]
+        depth = max(common)
+        if depth == 0:
+            return self.down(free, waiting, 0)
+        last = self.last
+        assert last is not None
+
+        def is_here(one: RequestState) -> bool:
+            alike = one.request.namespace == last.request.namespace
+            return alike and usable(one, self.page)[:depth] == usable(last, self.page)[:depth]
+
+        return self.down([one for one in free if is_here(one)], [one for one in waiting if is_here(one)], depth)
+
+    def common(self, state: RequestState) -> int:
+        if self.last is None or self.last.request.namespace != state.request.namespace:
+            return 0
+        mine, theirs = usable(state, self.page), usable(self.last, self.page)
+        return common_start([mine, theirs[: self.matched(state)]], self.page)
+
+    def down(self, free: list[RequestState], waiting: list[RequestState], depth: int) -> RequestState:
+        """All of `waiting` begin alike for `depth` tokens, in whole pages: one edge further, then into a branch, or to a request at its end."""
+        if depth:
+            depth = common_start([usable(one, self.page) for one in waiting], self.page)
+        if self.matched(free[0]) < depth:
+            return min(free, key=self.plain)
+        choices: list[tuple[tuple[int, ...], RequestState]] = []
+        branches: dict[object, list[RequestState]] = {}
+        for one in waiting:
+            rest = tuple(usable(one, self.page)[depth : depth + self.page])
+            if rest:
+                branches.setdefault((one.request.namespace, rest), []).append(one)
+            elif one in free:
+                choices.append((self.plain(one), one))
+        for branch in branches.values():
+            inside = [one for one in branch if one in free]
+            if inside:
+                first = self.down(inside, branch, depth + self.page)
+                is_cached = self.matched(first) > depth
+                place = (-first.request.priority, 0, -len(branch), *self.arrived(first)) if is_cached else self.plain(first)
+                choices.append((place, first))
+        return min(choices, key=lambda choice: choice[0])[1]
+
+    def plain(self, state: RequestState) -> tuple[int, ...]:
+        return -state.request.priority, 1, 0, *self.arrived(state)
+
+    def head(self, free: list[RequestState], waiting: list[RequestState]) -> RequestState | None:
         oldest = min(free, key=self.arrived, default=None)
-        if oldest is None or self.is_overdue(oldest):
-            return oldest
-        return min(free, key=self.key)
+        if oldest is None:
+            return None
+        best = self.dfs(free, waiting) if self.config.schedule_policy == "dfs-weight" else min(free, key=self.key)
+        bar = self.bar(oldest, waiting)
+        return oldest if bar is not None and self.arrived(best) > bar else best
+
+
+def usable(state: RequestState, page_size: int) -> list[int]:
+    return list(state.token_ids[: max(0, state.max_cached) // page_size * page_size])
+
+
+def common_start(all_tokens: list[list[int]], page_size: int) -> int:
+    length = next((i for i, column in enumerate(zip(*all_tokens, strict=False)) if len(set(column)) > 1), min(map(len, all_tokens)))
+    return length // page_size * page_size
 
 
 class QueueAgainstTwin(RuleBasedStateMachine):
@@ -77,7 +153,11 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         self.now = 0.0
         self.running: list[RequestState] = []
 
-    @initialize(policy=st.sampled_from(["lpm", "fcfs", "cost"]), page_size=st.sampled_from([1, 2, 4]), limit=st.sampled_from([1, 3, 50]))
+    @initialize(
+        policy=st.sampled_from(["lpm", "fcfs", "cost", "dfs-weight"]),
+        page_size=st.sampled_from([1, 2, 4]),
+        limit=st.sampled_from([1, 3, 50]),
+    )
     def start(self, policy: str, page_size: int, limit: int) -> None:
         config = SchedulerConfig(schedule_policy=policy, lpm_age_credit=3, lpm_max_overtaken=limit, priority_aging_passes=4)
         self.cache = PrefixCache(NUM_PAGES, page_size)
@@ -95,8 +175,11 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         sampling = {"prompt_logprobs": 0, "prompt_logprobs_start": scored} if scored >= 0 else {}
         one = request(str(self.num_added), tokens, 4, Namespace(cache_salt=salt), **sampling)
         state = RequestState(dataclasses.replace(one, priority=priority), self.now, NUM_PAGES, self.num_added)
-        # as WaitingQueue takes it when the request comes
-        self.twin.short[state.arrival] = self.queue._num_short_tokens(state)
+        self.wait(state)
+
+    def wait(self, state: RequestState) -> None:
+        self.twin.short[state.arrival] = self.queue._num_short_tokens(state)  # as WaitingQueue takes it when the request comes
+        self.twin.begun[state.arrival] = len(self.twin.admissions)
         self.queue.add(state)
 
     @precondition(lambda self: len(self.queue))
@@ -115,6 +198,7 @@ class QueueAgainstTwin(RuleBasedStateMachine):
                 return
             match = self.cache.match(head.request.namespace, head.token_ids, head.max_cached)
             head.path, head.num_computed = self.cache.lock(match, self.now), match.num_tokens
+            self.twin.last = copy.copy(head)
             self.twin.admissions.append(self.twin.arrived(head))
             self.queue.admitted(head)
             self.running.append(head)
@@ -140,8 +224,8 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         self.stop(state)
         if is_retracted:
             state.retract()
-            self.twin.short[state.arrival] = self.queue._num_short_tokens(state)
-            self.queue.add(state)
+            self.twin.came_back.add(state.arrival)
+            self.wait(state)
 
     def stop(self, state: RequestState) -> None:
         assert state.path is not None
@@ -160,7 +244,7 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         head = self.queue.head()
         held = {id(state) for node in self.nodes() if node.holder is not None for state in below(node)}
         assert {one.arrival for one in states if id(one) in held} == {one.arrival for one in states} - {one.arrival for one in free}
-        assert head is self.twin.head(free)
+        assert head is self.twin.head(free, states)
         return head
 
     def is_let_go(self, state: RequestState) -> bool:
@@ -175,8 +259,8 @@ class QueueAgainstTwin(RuleBasedStateMachine):
             and one.token_ids[: matched + page] == state.token_ids[: matched + page]
         ]
         oldest = min(alike, key=self.twin.arrived)
-        leaders = [leader for leader in self.running if self.twin.shares_next(state, leader)]
-        return self.twin.is_overdue(oldest) and oldest.leader is not None and oldest.leader not in leaders
+        leaders = [leader.arrival for leader in self.running if self.twin.shares_next(state, leader)]
+        return self.twin.bar(oldest, list(self.queue)) is not None and oldest.leader is not None and oldest.leader not in leaders
 
     def nodes(self) -> list[PromptNode]:
         return list(self.queue._prompts.nodes())

@@ -1,6 +1,7 @@
 """A small engine under the real engine contract: output token i of a request is prompt[i % len(prompt)], one per step.
 
-So a test chooses the output by choosing the prompt. Log-probabilities are a function of the token id alone, those of a prompt come in two
+So a test chooses the output by choosing the prompt. All run at once; --max-queued-requests refuses as the scheduler does, which counts
+those beyond max_running_requests as waiting. Log-probabilities are a function of the token id alone, those of a prompt come in two
 outputs. It re-uses prefixes by comparing with all earlier prompts, one by one.
 """
 
@@ -11,7 +12,7 @@ from itertools import takewhile
 from radixserve.config import EngineConfig
 from radixserve.core import FinishReason, Namespace, Request, RequestOutput, TokenLogprob
 from radixserve.engine.info import EngineInfo
-from radixserve.errors import InvalidRequestError
+from radixserve.errors import InvalidRequestError, QueueFullError
 from radixserve.metrics import EngineStats
 from tests.support.byte_tokenizer import CRASH_ID, EOS_ID, REFUSE_ID, SLOW_ID, VOCAB_SIZE
 
@@ -68,10 +69,13 @@ class EchoEngine:
             chunked_prefill_size=512,
         )
         self._step_s = step_s
+        limit = config.scheduler.max_queued_requests
+        self._max_unfinished = None if limit is None else limit + self.info.max_running_requests
         self._running: dict[str, _Running] = {}
         self._known: dict[Namespace, list[list[int]]] = {}
         self._stats = EngineStats(pool_tokens=self.info.max_total_tokens)
         self.num_steps = 0
+        self.num_queue_refusals = 0
         self.abort_steps: list[int] = []
         self.finished_at: list[tuple[str, int]] = []
         self.num_idle_checks = 0
@@ -88,6 +92,9 @@ class EchoEngine:
     def add(self, request: Request) -> None:
         if REFUSE_ID in request.prompt_ids:
             raise InvalidRequestError("the engine does not like this prompt", param="prompt")
+        if self._max_unfinished is not None and len(self._running) >= self._max_unfinished:
+            self.num_queue_refusals += 1
+            raise QueueFullError("the server is busy; try again later")
         ids = list(request.prompt_ids)
         known = self._known.setdefault(request.namespace, [])
         num_cached = max((_common_length(ids[:-1], other) for other in known), default=0)

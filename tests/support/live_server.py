@@ -69,6 +69,14 @@ async def live_app(
         listener.close()
 
 
+async def send_request(live: Live, method_and_path: str, body: bytes = b"") -> asyncio.StreamWriter:
+    """On a connection of its own: close the writer, and the client has left."""
+    _, writer = await asyncio.open_connection("127.0.0.1", live.port)
+    writer.write(f"{method_and_path} HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    await writer.drain()
+    return writer
+
+
 @asynccontextmanager
 async def server_process(model_dir: Path, step_s: float) -> AsyncIterator[str]:
     """The address of `echo_server_main` as its own process."""

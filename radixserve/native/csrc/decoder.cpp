@@ -17,6 +17,8 @@ struct AnyDecoder {
     virtual void add_layer(const void* const* parts) = 0;
     virtual bool begin(int64_t n, const int64_t* ids, const int64_t* positions, void* heads) = 0;
     virtual void advance(int64_t layer, int64_t n, const void* attended, const int64_t* positions, void* heads, void* out) = 0;
+    virtual bool forward(int64_t n, const int64_t* ids, const int64_t* positions, void* attention, void* const* pools,
+                         const int64_t* out_slots, void* out) = 0;
     virtual void logits(int64_t n, const void* rows, float* to) = 0;
     virtual void seconds(double* to) const = 0;
 };
@@ -41,9 +43,15 @@ struct TypedDecoder final : AnyDecoder {
     void advance(int64_t layer, int64_t n, const void* attended, const int64_t* positions, void* heads, void* out) override {
         decoder.advance(layer, n, static_cast<const T*>(attended), positions, static_cast<T*>(heads), static_cast<T*>(out));
     }
+    bool forward(int64_t n, const int64_t* ids, const int64_t* positions, void* attention, void* const* pools, const int64_t* out_slots,
+                 void* out) override {
+        const Pools both{pools, pools + decoder.num_layers(), out_slots};
+        return decoder.forward(n, ids, positions, *static_cast<Attention*>(attention), both, static_cast<T*>(out));
+    }
     void logits(int64_t n, const void* rows, float* to) override { decoder.logits(n, static_cast<const T*>(rows), to); }
     void seconds(double* to) const override {
-        to[0] = decoder.seconds().products, to[1] = decoder.seconds().row_ops, to[2] = decoder.seconds().head;
+        const Seconds& of = decoder.seconds();
+        to[0] = of.attention, to[1] = of.products, to[2] = of.row_ops, to[3] = of.head;
     }
 };
 
@@ -98,8 +106,13 @@ RADIXSERVE_DOOR void radixserve_decoder_advance(void* decoder, int64_t layer, in
                                                void* heads, void* out) {
     static_cast<AnyDecoder*>(decoder)->advance(layer, n, attended, positions, heads, out);
 }
+// A whole step, the attention (a handle of radixserve_attention_new, planned) included. pools: k of every layer, then v. Not 0: no memory
+RADIXSERVE_DOOR int radixserve_decoder_forward(void* decoder, int64_t n, const int64_t* ids, const int64_t* positions, void* attention,
+                                              void* const* pools, const int64_t* out_slots, void* out) {
+    return static_cast<AnyDecoder*>(decoder)->forward(n, ids, positions, attention, pools, out_slots, out) ? 0 : 1;
+}
 RADIXSERVE_DOOR void radixserve_decoder_logits(void* decoder, int64_t n, const void* rows, float* to) {
     static_cast<AnyDecoder*>(decoder)->logits(n, rows, to);
 }
-// wall seconds since the decoder was made: products, norms and rotary, head
+// wall seconds since the decoder was made: attention (of forward alone), products, norms and rotary, head
 RADIXSERVE_DOOR void radixserve_decoder_seconds(void* decoder, double* to) { static_cast<AnyDecoder*>(decoder)->seconds(to); }

@@ -1,27 +1,72 @@
-"""Overtakings: who was passed by too many later arrivals. The hard half of the bound on waiting.
+"""Overtakings: who was passed by how many later arrivals since it began to wait. The hard half of the bound on waiting.
 
-An admission counts against all who wait with an earlier key. So of two who wait the earlier one was overtaken at least as often as the
-other, and it is enough to know the `limit` latest keys that were admitted: whoever is before all of them was overtaken that often.
+Requests of one priority wait in a lane. An admission counts against those of a lane whose key is earlier, that is against its first ones,
+up to a mark: the admitted key, or the end of the lane where all are earlier. Whoever comes later stands behind the mark. So it is enough
+to know each lane's `limit` latest marks: who stands before all of them was overtaken that often, and its elders in the lane were too.
+Who comes back to wait (it was retracted) does not stand at the end, and gets a lane of its own.
 """
 
 import heapq
+from collections.abc import Hashable
 
-from radixserve.scheduler.order.ranking import Key
+from radixserve.scheduler.order.ranking import Key, LazyMin
+from radixserve.scheduler.state import RequestState
+
+
+class _Lane:
+    __slots__ = ("end", "marks", "name", "waiting")
+
+    def __init__(self, name: Hashable, key: Key) -> None:
+        self.name = name
+        self.waiting: LazyMin[RequestState] = LazyMin()
+        self.end = key  # the latest key in it
+        self.marks: list[Key] = []  # a heap of the latest ones
+
+    def pass_by(self, key: Key, limit: int) -> None:
+        mark = min(key, (*self.end[:-1], self.end[-1] + 0.5))  # arrivals are whole numbers: after the last one, before the next
+        if len(self.marks) < limit:
+            heapq.heappush(self.marks, mark)
+        elif mark > self.marks[0]:
+            heapq.heapreplace(self.marks, mark)
 
 
 class Overtakings:
-    """Keys are those of the order of arrival (order/policies.py). One that begins to wait with a key before admissions already made (it
-    was retracted, or is more urgent) finds them counted against it: it is overdue rather sooner than later."""
+    """Keys are those of the order of arrival (order/policies.py)."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._latest: list[Key] = []  # a heap of the `limit` latest keys admitted
+        self._lanes: dict[Hashable, _Lane] = {}
+        self._places: dict[str, _Lane] = {}  # by request id
+
+    def add(self, state: RequestState, key: Key, comes_back: bool) -> None:
+        name = state.request.request_id if comes_back else state.request.priority
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = _Lane(name, key)
+        lane.end = max(lane.end, key)
+        lane.waiting.put(state, key)
+        self._places[state.request.request_id] = lane
+
+    def remove(self, state: RequestState) -> None:
+        lane = self._places.pop(state.request.request_id)
+        lane.waiting.put(state, None)
+        if lane.waiting.first() is None:
+            del self._lanes[lane.name]
 
     def admitted(self, key: Key) -> None:
-        if len(self._latest) < self._limit:
-            heapq.heappush(self._latest, key)
-        elif key > self._latest[0]:
-            heapq.heapreplace(self._latest, key)
+        for lane in self._lanes.values():
+            lane.pass_by(key, self._limit)
 
-    def is_overdue(self, key: Key) -> bool:
-        return len(self._latest) == self._limit and self._latest[0] > key
+    def bar(self, oldest: RequestState, key: Key) -> Key | None:
+        """Nobody with a later key than this may go first, where `oldest` is the first by key of those who can; None: anybody may.
+
+        What is overdue in other lanes bars the way even if it cannot go itself, as it waits for a leader.
+        """
+        own = self._places[oldest.request.request_id]
+        if self._is_overdue(own, key):
+            return key
+        firsts = [(lane, first[0]) for lane in self._lanes.values() if lane is not own and (first := lane.waiting.first()) is not None]
+        return min((max(first, key) for lane, first in firsts if self._is_overdue(lane, first)), default=None)
+
+    def _is_overdue(self, lane: _Lane, key: Key) -> bool:
+        return len(lane.marks) == self._limit and lane.marks[0] > key

@@ -1,13 +1,15 @@
 """The policies, as rules for order/ranking.py: arrival (fcfs), lpm, dfs-weight, cost.
 
 Time is counted in passes: a pass is a step that admits something. A request of priority p stands as if it had arrived p x
---priority-aging-passes passes earlier, in every policy and in the bound: a class goes before lower ones for so long, not for ever.
+--priority-aging-passes passes earlier, in fcfs, lpm, cost and in the bound: a class goes before lower ones for so long, not for ever. In
+dfs-weight a class goes before all lower ones however long they wait, and the bound alone ends that.
 
     arrived(r) = pass in which it arrived - priority x aging
 
     fcfs        arrived, then arrival
     lpm         credit x arrived - matched tokens: relative order never changes by waiting alone, so nothing is sorted again for age
-    dfs-weight  into the heaviest branch of the waiting prompts that is cached at least in part, and so on down; then by arrival
+    dfs-weight  of the highest class, in the branch of the last admission until it is empty; else into the heaviest branch of the waiting
+                prompts that is cached at least in part, and so on down; then by arrival
     cost        seconds of prefill that are left + of decode + of what eviction destroys + credit x arrived
 """
 
@@ -63,11 +65,12 @@ def dfs_weight(config: SchedulerConfig) -> Rules:
     def of_branch(node: PromptNode, best: Key) -> Key:
         return (best[0], 0, -node.weight, *best[3:]) if node.covered else best
 
-    return Rules(rank, lambda key, depth: key, of_branch)
+    return Rules(rank, lambda key, depth: key, of_branch, stays=True)
 
 
 def cost(config: SchedulerConfig, model: CostModel, num_short_tokens: Callable[[RequestState], float]) -> Rules:
-    """Fewest estimated seconds first. What was expected when it came to wait stays; what its match saves is always the present one."""
+    """Fewest estimated seconds first. What was expected when it came to wait stays, and so does what it would displace then, less what it
+    matched then; what its match saves of prefill is always the present one."""
     credit_s = model.prefill_s(config.lpm_age_credit)
 
     def rank(state: RequestState) -> Key:

@@ -31,7 +31,7 @@ class PromptNode:
         self.weight = 0  # requests here and below
         self.covered = 0  # bytes of the edge that are cached
         self.at: TreeNode | None = None  # the cache's node where they end; None where none are
-        self.holder: RequestState | None = None  # a running request that computes what comes next below here
+        self.holder: int | None = None  # `arrival` of a running request that computes what comes next below here
         self.ranks = tuple(NodeRank() for _ in range(num_rankings))
 
     @property

@@ -59,6 +59,11 @@ class LazyMin(Generic[Item]):
             heapq.heapify(self._heap)
         return True
 
+    def get(self, item: Item) -> tuple[Key, Item] | None:
+        if self._items is None:
+            return self._only if self._only is not None and self._only[1] is item else None
+        return self._items.get(id(item))
+
     def first(self) -> tuple[Key, Item] | None:
         items = self._items
         if items is None:
@@ -89,6 +94,7 @@ class Rules(NamedTuple):
     rank: Callable[[RequestState], Key]  # among requests that match the same length; fixed while it waits
     at_depth: Callable[[Key, int], Key]  # the same key where `depth` tokens are cached: comparable with others at other depths
     of_branch: "Callable[[PromptNode, Key], Key]"  # of a node, from the best key in it: its place among its siblings
+    stays: bool = False  # in the branch of the last one admitted, until it is empty; a key's first part is its class then
 
 
 def keep(node: "PromptNode", best: Key) -> Key:
@@ -176,6 +182,11 @@ class Ranking:
                 return None
             item = best[1]
         return item
+
+    def value(self, node: "PromptNode") -> Key | None:
+        """What the node is to its parent; None where nobody below may go."""
+        best = node.parent.ranks[self._index].values.get(node) if node.parent is not None else node.ranks[self._index].values.first()
+        return best[0] if best is not None else None
 
     def oldest(self, node: "PromptNode") -> RequestState | None:
         """First by rank of all at and below the node, held ones too."""

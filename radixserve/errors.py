@@ -18,7 +18,7 @@ RadixServeError
 │   ├── EngineStalledError        503 server_error / engine_stalled
 │   ├── PoolExhaustedError        503 server_error / pool_exhausted
 │   ├── RequestTimeoutError       503 server_error / request_timeout
-│   ├── QueueTimeoutError         503 server_error / queue_timeout
+│   │   └── QueueTimeoutError     503 server_error / queue_timeout
 │   └── ShuttingDownError         503 server_error / shutting_down
 ├── ConfigError                   a flag or a combination of flags
 └── ModelError                    a model that cannot be fetched, read or run
@@ -161,13 +161,13 @@ class EngineStalledError(UnavailableError):
 
 
 class RequestTimeoutError(UnavailableError):
-    """The request has run, and took longer than the server allows: trying again would take as long."""
+    """The request took longer than the server allows; one that has run would take as long again."""
 
     code = "request_timeout"
 
 
-class QueueTimeoutError(UnavailableError):
-    """The request waited for longer than the server allows, and never ran: it may be sent again."""
+class QueueTimeoutError(RequestTimeoutError):
+    """It waited all that time and never ran: it may be sent again."""
 
     code = "queue_timeout"
 

@@ -190,6 +190,7 @@ class ServerConfig(_Checked):
         0, "a request's priority above this is lowered to it; below, it counts as sent", low=0, high=2**31 - 1
     )
     max_body_bytes: int = option(32 * 2**20, "refuse request bodies above this size", low=1024)
+    body_timeout_s: float = option(60.0, "answer 408 when no byte of a request's body came for so long", low=0.1)
     max_n: int = option(128, "refuse a larger n", low=1)
     max_choices: int = option(1024, "refuse calls with more prompts times n", low=1)
     max_logprobs: int = option(

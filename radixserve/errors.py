@@ -5,6 +5,7 @@ RadixServeError
 │   ├── InvalidRequestError       400 invalid_request_error / invalid_value
 │   │   ├── UnsupportedFieldError 400 invalid_request_error / unsupported_parameter
 │   │   ├── UnsupportedEncodingError 415 invalid_request_error / unsupported_encoding
+│   │   ├── BodyTimeoutError      408 invalid_request_error / body_timeout
 │   │   ├── RequestTooLargeError  413 invalid_request_error / request_too_large
 │   │   └── ContextLengthError    400 invalid_request_error / context_length_exceeded
 │   ├── UnauthorizedError         401 invalid_request_error / invalid_api_key
@@ -17,6 +18,7 @@ RadixServeError
 │   ├── EngineStalledError        503 server_error / engine_stalled
 │   ├── PoolExhaustedError        503 server_error / pool_exhausted
 │   ├── RequestTimeoutError       503 server_error / request_timeout
+│   ├── QueueTimeoutError         503 server_error / queue_timeout
 │   └── ShuttingDownError         503 server_error / shutting_down
 ├── ConfigError                   a flag or a combination of flags
 └── ModelError                    a model that cannot be fetched, read or run
@@ -67,6 +69,13 @@ class UnsupportedEncodingError(InvalidRequestError):
 
     http_status = 415
     code = "unsupported_encoding"
+
+
+class BodyTimeoutError(InvalidRequestError):
+    """The body, or the rest of it, does not come."""
+
+    http_status = 408
+    code = "body_timeout"
 
 
 class RequestTooLargeError(InvalidRequestError):
@@ -152,9 +161,15 @@ class EngineStalledError(UnavailableError):
 
 
 class RequestTimeoutError(UnavailableError):
-    """The request waited or ran for longer than the server allows."""
+    """The request has run, and took longer than the server allows: trying again would take as long."""
 
     code = "request_timeout"
+
+
+class QueueTimeoutError(UnavailableError):
+    """The request waited for longer than the server allows, and never ran: it may be sent again."""
+
+    code = "queue_timeout"
 
 
 class PoolExhaustedError(UnavailableError):

@@ -147,7 +147,7 @@ class AsyncEngine:
     async def stats(self, timeout_s: float = 1.0) -> EngineStats:
         """The newest snapshot that can be had within timeout_s: an older one in the middle of a long step, or without an engine."""
         try:
-            answer = await asyncio.wait_for(self._questions.ask(wire.GetStats), timeout_s)
+            answer = await self._questions.ask(wire.GetStats, timeout_s)
         except (TimeoutError, EngineDeadError):
             return self._last_stats
         assert isinstance(answer, wire.Stats)

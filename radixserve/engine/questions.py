@@ -26,15 +26,19 @@ class Questions:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    async def ask(self, kind: type[wire.Flush] | type[wire.GetStats]) -> Answer:
-        """Raises EngineDeadError. A flush whose asker gives up is withdrawn: it must not happen later, behind a long step, by surprise."""
+    async def ask(self, kind: type[wire.Flush] | type[wire.GetStats], timeout_s: float) -> Answer:
+        """Raises EngineDeadError, and TimeoutError after timeout_s.
+
+        A flush whose asker gives up is withdrawn: it must not happen later, behind a long step, by surprise."""
         self._num_tickets += 1
         ticket = self._num_tickets
         self._send(kind(ticket))
         waiter: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting[ticket] = waiter
         try:
-            return await waiter
+            # no wait_for: in Python 3.11 it loses a cancellation that comes together with the answer
+            async with asyncio.timeout(timeout_s):
+                return await waiter
         finally:
             if self._waiting.pop(ticket, None) is not None and kind is wire.Flush:
                 with contextlib.suppress(EngineDeadError):
@@ -45,7 +49,7 @@ class Questions:
         deadline = time.monotonic() + timeout_s
         while True:
             try:
-                answer = await asyncio.wait_for(self.ask(wire.Flush), max(deadline - time.monotonic(), MIN_FLUSH_ANSWER_S))
+                answer = await self.ask(wire.Flush, max(deadline - time.monotonic(), MIN_FLUSH_ANSWER_S))
             except TimeoutError:
                 return False
             assert isinstance(answer, wire.Flushed)

@@ -87,11 +87,11 @@ class RequestStream:
         if not self.is_ended:
             self._abort(self.request_id)
         self._end()
+        self._listener()  # whoever waits learns of the end
 
     def _end(self) -> None:
         self.is_ended = self._is_exhausted = True
         self._pending = None
-        self._listener()
 
     def __aiter__(self) -> "RequestStream":
         return self
@@ -112,7 +112,7 @@ class StreamGroup:
     def __init__(self, streams: Sequence[RequestStream]) -> None:
         self._streams = tuple(streams)
         self._num_open = len(self._streams)
-        # At most one entry per stream with news: a stream reports only when it was empty before.
+        # At most one entry per stream with news, and one for its close: a stream reports only when it was empty before.
         self._ready: deque[int] = deque()
         self._event = asyncio.Event()
         self._listener: Callable[[], None] = self._event.set
@@ -150,6 +150,7 @@ class StreamGroup:
         self._streams[index].finish(num_output_tokens)
 
     def close(self) -> None:
+        self._num_open = 0
         for stream in self._streams:
             stream.close()
 

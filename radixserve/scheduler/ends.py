@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from radixserve.config import SchedulerConfig
 from radixserve.core import FinishReason
-from radixserve.errors import PoolExhaustedError, RadixServeError, RequestTimeoutError
+from radixserve.errors import PoolExhaustedError, QueueTimeoutError, RadixServeError, RequestTimeoutError
 from radixserve.scheduler.policy import WaitingQueue
 from radixserve.scheduler.running import RunningRequests
 from radixserve.scheduler.state import RequestState
@@ -57,20 +57,25 @@ class OutsideEnds:
         """Those that waited or took longer than the config allows. Who was retracted is past the queue's limit."""
         queue_limit, limit = self._config.queue_timeout_s, self._config.request_timeout_s
         if queue_limit is not None:
-            yield from _over([state for state in self._waiting if not state.was_retracted], queue_limit, "waited", now)
+            yield from _over([state for state in self._waiting if not state.was_retracted], queue_limit, now)
         if limit is not None:
-            yield from _over(list(self._waiting), limit, "waited", now)
-            yield from _over(list(self._running.values()), limit, "took", now)
+            yield from _over(list(self._waiting), limit, now)
+            yield from _over(list(self._running.values()), limit, now)
 
     def _find(self, request_id: str) -> RequestState | None:
         return self._running.get(request_id) or self._waiting.get(request_id)
 
 
-def _over(states: list[RequestState], limit_s: float, doing: str, now: float) -> Iterator[End]:
+def _over(states: list[RequestState], limit_s: float, now: float) -> Iterator[End]:
     for state in states:
         if now - state.arrival_s > limit_s:
-            error = RequestTimeoutError(f"the request {doing} longer than the {limit_s:g} s that this server allows")
-            yield End(state, FinishReason.ERROR, error)
+            yield End(state, FinishReason.ERROR, _timeout_error(state, limit_s))
+
+
+def _timeout_error(state: RequestState, limit_s: float) -> RadixServeError:
+    if state.path is not None or state.was_retracted:
+        return RequestTimeoutError(f"the request took longer than the {limit_s:g} s that this server allows")
+    return QueueTimeoutError(f"the request waited longer than the {limit_s:g} s that this server allows, and never ran; try again later")
 
 
 def end_short(state: RequestState) -> End:

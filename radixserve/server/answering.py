@@ -21,6 +21,8 @@ logger = logging.getLogger("radixserve.server")
 GENERATION_KEY = "radixserve.generation"  # in the ASGI scope, for the log of requests
 # From here on building a body is worth a thread: the loop has other streams to serve. About 2 ms.
 LARGE_BODY_TOKENS = 2048
+# What a stream makes at a time for a client that was slow, or a message with much news; then the socket is asked again.
+PIECE_BYTES = 65536
 
 
 class Reply(Protocol):
@@ -79,6 +81,7 @@ class ReplyEvents:
         self._reply = reply
         self._first: ChoiceDelta | None = first
         self._large: ChoiceDelta | None = None  # the next one, and a thread's work
+        self.has_more = False
         self.is_ended = False
 
     @property
@@ -91,7 +94,7 @@ class ReplyEvents:
         events: list[bytes] = []
         try:
             self._add_news(events)
-            if self.has_large or not self._generation.is_ended:
+            if self.has_large or self.has_more or not self._generation.is_ended:
                 return b"".join(events)
             events += map(event, self._reply.last_chunks())
         except Exception as error:
@@ -113,12 +116,20 @@ class ReplyEvents:
         self._generation.close()
 
     def _add_news(self, events: list[bytes]) -> None:
+        num_bytes = num_tokens = 0
+        self.has_more = False
         delta, self._first = self._first or self._generation.take(), None
         while delta is not None:
-            if self._reply.num_shown_tokens(delta) >= LARGE_BODY_TOKENS:
+            num_delta_tokens = self._reply.num_shown_tokens(delta)
+            if num_delta_tokens >= LARGE_BODY_TOKENS:
                 self._large = delta
                 return
             events.append(self._encoded(delta))
+            num_bytes += len(events[-1])
+            num_tokens += num_delta_tokens
+            if num_bytes >= PIECE_BYTES or num_tokens >= LARGE_BODY_TOKENS:
+                self.has_more = True
+                return
             delta = self._generation.take()
 
     def _encoded(self, delta: ChoiceDelta) -> bytes:

@@ -42,7 +42,7 @@ class Call:
     namespace: Namespace = BASE_NAMESPACE
     priority: int = 0
     pin_ttl_s: float | None = None
-    ids: tuple[str, ...] = ()  # the caller's names, one per prompt; empty: ours
+    ids: tuple[str, ...] = ()  # the caller's names, one per choice; empty: ours
     takes_rest: bool = False  # no max_tokens was given: what is left of the context, and of --max-logprobs
     logprobs_name: str = "logprobs"  # what the protocol calls the number of likeliest tokens
     ignored: tuple[str, ...] = ()  # fields that no protocol knows
@@ -88,10 +88,19 @@ async def _make_requests(context: ServerContext, call: Call, call_id: str) -> li
     samplings = [_fitted(context, call, prompt.sampling, len(ids)) for prompt, ids in zip(call.prompts, encoded)]
     _check_num_logprobs(context, call, [len(ids) for ids in encoded], samplings)
     seeds = [_concrete_seed(sampling) for sampling in samplings]  # the n choices of a prompt differ by their choice index
-    ids_of_prompts = [f"{name}-{call_id}" for name in call.ids] or [call_id] * len(encoded)
+    names = [f"{name}-{call_id}" for name in call.ids] or [call_id] * call.num_choices
     priority = context.client_priority(call.priority)
     return [
-        Request(f"{ids_of_prompts[i]}-{i * call.n + k}", prompt_ids, samplings[i], seeds[i], k, call.namespace, priority, call.pin_ttl_s)
+        Request(
+            f"{names[i * call.n + k]}-{i * call.n + k}",
+            prompt_ids,
+            samplings[i] if k == 0 else dataclasses.replace(samplings[i], prompt_logprobs=None),  # see Generation: scored once
+            seeds[i],
+            k,
+            call.namespace,
+            priority,
+            call.pin_ttl_s,
+        )
         for i, prompt_ids in enumerate(encoded)
         for k in range(call.n)
     ]

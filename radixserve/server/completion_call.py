@@ -45,7 +45,7 @@ def read_call(fields: Fields, prompts: tuple[Prompt, ...], n: int) -> Call:
     stream_options = fields.object("stream_options")
     rid = fields.raw("rid") or fields.raw("request_id")
     # in the order of the prompts of one call, so that each of them can be told apart by its own index
-    ids = () if rid is None else (shared.check_rid(fields, "rid", rid),) * len(prompts)
+    ids = () if rid is None else (shared.check_rid(fields, "rid", rid),) * (len(prompts) * n)
     call = Call(
         model=fields.string("model") or None,
         prompts=prompts,

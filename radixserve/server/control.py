@@ -15,6 +15,7 @@ from radixserve.errors import (
     EngineDeadError,
     InvalidRequestError,
     QueueFullError,
+    QueueTimeoutError,
     RequestTimeoutError,
     ShuttingDownError,
     UnavailableError,
@@ -89,7 +90,7 @@ async def _probe(context: ServerContext) -> None:
 async def _is_served(stream: RequestStream) -> bool:
     """False when there was no room even to wait in, or not in time."""
     async for output in stream:
-        if output.error is not None and output.error.code in (QueueFullError.code, RequestTimeoutError.code):
+        if output.error is not None and output.error.code in (QueueFullError.code, QueueTimeoutError.code, RequestTimeoutError.code):
             return False
         if output.finish_reason in (FinishReason.ERROR, FinishReason.ABORT):
             raise UnavailableError("the engine did not finish a request of one token")

@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -9,12 +11,16 @@ import orjson
 from starlette.requests import Request as HttpRequest
 
 from radixserve.errors import InvalidRequestError, RequestTooLargeError, UnsupportedEncodingError
+from radixserve.server.json_limits import check_num_values
 
 T = TypeVar("T")
 
 LARGE_BODY_BYTES = 16 * 1024  # from here on a body is worth a thread: the loop has other streams to serve
 _MAX_SHOWN_CHARS = 60
-_DISCARD_S = 0.5
+# orjson makes floats of integers beyond 64 bits. In bodies up to so many bytes they are read again, so that a message shows what was sent.
+_EXACT_BODY_BYTES = 128 * 1024
+_MAX_EXACT_DIGITS = 100
+_LONG_INTEGER = re.compile(rb"[0-9]{19}")
 
 
 def show(value: Any) -> str:
@@ -42,6 +48,8 @@ def _json_pieces(value: Any) -> Iterator[str]:
             yield ":"
             yield from _json_pieces(item)
         yield "}" if value else "{}"
+    elif type(value) is int:
+        yield str(value)  # orjson refuses those beyond 64 bits
     else:
         try:
             yield orjson.dumps(value[: _MAX_SHOWN_CHARS + 1] if isinstance(value, str) else value).decode()
@@ -71,7 +79,8 @@ class Fields:
     def optional_integer(self, name: str) -> int | None:
         value = self.raw(name)
         if value is not None and type(value) is not int:
-            raise self.wrong(name, "an integer", value)
+            is_beyond = type(value) is float and abs(value) >= 2**63
+            raise self.wrong(name, "an integer in [-2**63, 2**63 - 1]" if is_beyond else "an integer", value)
         return value
 
     def number(self, name: str, default: float) -> float:
@@ -157,7 +166,7 @@ async def read_parsed(request: HttpRequest, max_bytes: int, parse: Callable[[dic
     """What `parse` makes of the body, a JSON object whatever its content type says (curl -d says form).
 
     A large body is parsed in a thread, so `parse` may touch nothing that belongs to the loop. (The JSON parser itself lets no other thread
-    run: 10 MB of text are 15 ms, 10 MB of empty lists 0.3 s.) Raises InvalidRequestError, RequestTooLargeError,
+    run: 10 MB of text are 15 ms, and json_limits.py bounds the rest.) Raises InvalidRequestError, RequestTooLargeError,
     UnsupportedEncodingError, and what `parse` raises.
     """
     body = await _read(request, max_bytes)  # also what will be refused: see there
@@ -175,32 +184,40 @@ async def read_parsed(request: HttpRequest, max_bytes: int, parse: Callable[[dic
 
 
 async def _read(request: HttpRequest, max_bytes: int) -> bytes:
-    body, num_bytes = bytearray(), 0
-    try:
-        async with asyncio.timeout(None) as limit:
-            async for chunk in request.stream():
-                num_bytes += len(chunk)
-                if num_bytes <= max_bytes:
-                    body += chunk
-                elif limit.when() is None:
-                    # A connection closed with bytes unread is reset, and the client never sees why: so the rest is read for a while.
-                    body.clear()
-                    limit.reschedule(asyncio.get_running_loop().time() + _DISCARD_S)
-    except TimeoutError:
-        pass
-    if num_bytes > max_bytes:
-        raise RequestTooLargeError(f"the body may have at most {max_bytes} bytes")
+    """Not a byte of a body that says it is too large; who answers early reads on for a while (early_answer.py)."""
+    length = request.headers.get("content-length", "")
+    body = bytearray()
+    if length.isdecimal() and int(length[:20]) > max_bytes:
+        raise _too_large(max_bytes)
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise _too_large(max_bytes)
     return bytes(body)
 
 
+def _too_large(max_bytes: int) -> RequestTooLargeError:
+    return RequestTooLargeError(f"the body may have at most {max_bytes} bytes")
+
+
 def _parse(body: bytes) -> Any:
+    check_num_values(body)
     # The collector would walk millions of new containers again and again, all of them alive; they go by their reference counts.
     is_collecting = gc.isenabled()
     gc.disable()
     try:
-        return orjson.loads(body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequestError(f"the body is not valid JSON: {error}") from None
     finally:
         if is_collecting:
             gc.enable()
+    return _exact(body, value) if len(body) <= _EXACT_BODY_BYTES and _LONG_INTEGER.search(body) else value
+
+
+def _exact(body: bytes, value: Any) -> Any:
+    """The same with integers of any size as they were sent."""
+    try:
+        return json.loads(body, parse_int=lambda digits: int(digits) if len(digits) <= _MAX_EXACT_DIGITS else float(digits))
+    except RecursionError:  # a deeper body than the standard library reads
+        return value

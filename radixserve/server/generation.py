@@ -29,7 +29,7 @@ class ChoiceDelta:
     matched: str | int | None = None  # what the reason "stop" was: a stop string, or the id of EOS or a stop token
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # all of them, in the first delta
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()  # all, in the first delta of a prompt's first choice, before the others'
     is_first: bool = False
 
 
@@ -104,21 +104,38 @@ class Generation:
         self._prompt_ids = [request.prompt_ids for request in requests]
         texts = [OutputText(tokenizer, request, skips) for request, skips in zip(requests, skip_special_tokens)]
         self._choices = [_Choice(text, len(prompt_ids)) for text, prompt_ids in zip(texts, self._prompt_ids)]
+        self._is_scored = [request.sampling.prompt_logprobs is not None for request in requests]
+        self._held: list[tuple[int, RequestOutput]] = []  # of choices whose prompt's log-probabilities have not come yet
         self._group = _submit_all(engine, requests)
 
     @property
     def is_ended(self) -> bool:
-        """Every choice has given its last delta."""
-        return self._group.is_ended
+        """Every choice has given its last delta, or all is closed."""
+        return self._group.is_ended and not self._held
 
     def take(self) -> ChoiceDelta | None:
         """The next delta of what is here; None when there is none now. Raises RequestFailedError when any choice fails: close it then."""
-        while (news := self._group.take()) is not None:
+        while (news := self._next_news()) is not None:
             index, output = news
             text = self._advance(index, output)
             if text.text or text.finish_reason:
                 return self._choices[index].take(index, text)
         return None
+
+    def _next_news(self) -> tuple[int, RequestOutput] | None:
+        for position, (index, _) in enumerate(self._held):
+            if not self._waits_for_scores(index):
+                return self._held.pop(position)
+        while (news := self._group.take()) is not None:
+            if not self._waits_for_scores(news[0]):
+                return news
+            self._held.append(news)
+        return None
+
+    def _waits_for_scores(self, index: int) -> bool:
+        """A prompt is scored once, with its first choice, whose first delta says it for all of them."""
+        first = index - index % self._n
+        return index != first and self._is_scored[first] and self._choices[first].is_first
 
     def listen(self, listener: Callable[[], None]) -> None:
         """Call `listener`, which must not raise, where news arrive; from now on nobody waits in deltas()."""
@@ -137,11 +154,13 @@ class Generation:
 
     async def first(self) -> ChoiceDelta:
         """Raises as take() does."""
+        assert not self.is_ended, "nothing will come any more"
         while (delta := self.take()) is None:
             await self._group.wait()
         return delta
 
     def close(self) -> None:
+        self._held.clear()
         self._group.close()
 
     def prompt_ids(self, index: int) -> IntArray:

@@ -95,9 +95,8 @@ class NativeReply:
         return {"text": choice.text, "output_ids": list(choice.token_ids), "meta_info": meta}
 
     def _id(self, index: int) -> str:
-        """The caller's name for the prompt; ours tells the choices apart."""
         if self._asked.call.ids:
-            return self._asked.call.ids[self._asked.call.prompt_index(index)]
+            return self._asked.call.ids[index]
         return f"{self._call_id}-{index}" if self._asked.is_batch else self._call_id
 
     def _logprobs(self, news: ChoiceDelta) -> dict[str, Any]:

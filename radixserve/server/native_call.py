@@ -8,7 +8,7 @@ from radixserve.core import MAX_LOGPROBS
 from radixserve.errors import InvalidRequestError
 from radixserve.server import sampling_fields as shared
 from radixserve.server.call import Call, Prompt
-from radixserve.server.fields import Fields
+from radixserve.server.fields import Fields, show
 from radixserve.server.known_fields import refuse_unsupported
 
 NAMES = shared.SamplingNames(max_tokens="max_new_tokens", min_tokens="min_new_tokens", seed="sampling_seed")
@@ -57,7 +57,7 @@ def parse_native_call(body: dict[str, Any], limits: shared.Limits) -> NativeCall
         namespace=shared.read_namespace(fields),
         priority=shared.read_priority(fields),
         pin_ttl_s=shared.read_pin_ttl(fields),
-        ids=_read_ids(fields, len(prompts)),
+        ids=_read_ids(fields, len(prompts), n),
         logprobs_name="top_logprobs_num",
     )
     parsed = NativeCall(call, is_batch or n > 1, return_logprob, fields.boolean("return_text_in_logprobs"))
@@ -107,12 +107,18 @@ def _read_logprobs_asked(fields: Fields, return_logprob: bool) -> shared.Logprob
     return shared.LogprobsAsked(num_top, None if start == -1 else num_top, max(start, 0))
 
 
-def _read_ids(fields: Fields, num_prompts: int) -> tuple[str, ...]:
+def _read_ids(fields: Fields, num_prompts: int, n: int) -> tuple[str, ...]:
+    """One per choice: of one name for several choices SGLang makes name_0, name_1, ...; a list has one for each prompt."""
     rid = fields.raw("rid")
     if rid is None:
         return ()
     if not isinstance(rid, list):
-        return (shared.check_rid(fields, "rid", rid),) * num_prompts
+        name = shared.check_rid(fields, "rid", rid)
+        return (name,) if num_prompts * n == 1 else tuple(f"{name}_{index}" for index in range(num_prompts * n))
     if len(rid) != num_prompts:
         raise fields.wrong("rid", f"a string, or a list of {num_prompts}, one per prompt", rid)
-    return tuple(shared.check_rid(fields, "rid", item) for item in rid)
+    names = [shared.check_rid(fields, "rid", item) for item in rid]
+    if len(set(names)) < num_prompts:
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        raise InvalidRequestError(f"rid: expected another name for each prompt, got {show(twice)} more than once", param="rid")
+    return tuple(name if n == 1 else f"{name}_{k}" for name in names for k in range(n))

@@ -1,8 +1,9 @@
 """HTTP/1.1 on one connection: uvicorn's parser and replies, with an eye on the client while a request runs.
 
-Four things differ. Reading is never paused behind a running request, because a paused connection would not show that the client left; so
+Five things differ. Reading is never paused behind a running request, because a paused connection would not show that the client left; so
 what a client sends ahead of the reply (pipelining) is dropped, and the connection closes after that reply, which tells the client to send
-it again (RFC 9112, 9.3.2). An offer to upgrade to another protocol is ignored (RFC 9110, 7.8). The head of a request has a limit. A stream
+it again (RFC 9112, 9.3.2). What is no HTTP, in a head or in the framing of a body, is answered in our shape. An offer
+to upgrade to another protocol is ignored (RFC 9110, 7.8). The head of a request has a limit. A stream
 may write without a task of its own (try_write).
 """
 
@@ -13,6 +14,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from radixserve.core import RequestError
+from radixserve.server.early_answer import LINGER_S
 from radixserve.server.replies import error_reply
 from radixserve.server.stream import BODY_WRITER
 
@@ -88,7 +90,9 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._go_on_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError:
-            if not self._drops_input:
+            if self._is_answering() and not self.cycle.more_body:  # what comes behind a whole request takes nothing from it
+                self._drop_input()
+            elif not self._drops_input:
                 self.send_400_response("Invalid HTTP request received.")
 
     def _go_on_without_upgrade(self, rest: bytes) -> None:
@@ -109,10 +113,19 @@ class HttpProtocol(HttpToolsProtocol):
         self._refuse(RequestError(message, 431, "invalid_request_error", "headers_too_large"))
 
     def _refuse(self, error: RequestError) -> None:
-        """An answer from here, before any application; the rest of the connection is not read."""
+        """An answer from here, in the place of any application's; the rest of the connection is dropped."""
         self._drops_input = True
-        if not self._is_answering():
-            reply = error_reply(error, {"connection": "close", "x-request-id": f"req-{uuid.uuid4().hex}"})
-            head = b"".join(b"%s: %s\r\n" % header for header in reply.raw_headers)
-            self.transport.write(STATUS_LINE[error.http_status] + head + b"\r\n" + bytes(reply.body))
-        self.transport.close()
+        if self._is_answering():  # its body cannot be read to its end
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.close()
+                return
+        reply = error_reply(error, {"connection": "close", "x-request-id": f"req-{uuid.uuid4().hex}"})
+        head = b"".join(b"%s: %s\r\n" % header for header in reply.raw_headers)
+        self.transport.write(STATUS_LINE[error.http_status] + head + b"\r\n" + bytes(reply.body))
+        if not self.transport.is_closing():
+            # the client is told that nothing follows; it may still be sending (see early_answer.py)
+            self.flow.resume_reading()
+            self.transport.write_eof()
+            self.loop.call_later(LINGER_S, self.transport.close)

@@ -31,7 +31,7 @@ def bytes_reply(body: bytes, headers: dict[str, str] | None = None, status: int 
 
 
 # Seconds after which trying again makes sense. A request that ran out of its own time is not among them: it would take as long again.
-_RETRY_AFTER_S = {"queue_full": 1, "engine_dead": 2, "engine_stalled": 10, "shutting_down": 5, "unavailable": 2}
+_RETRY_AFTER_S = {"queue_full": 1, "queue_timeout": 2, "engine_dead": 2, "engine_stalled": 10, "shutting_down": 5, "unavailable": 2}
 
 
 def error_reply(error: RequestError, headers: dict[str, str] | None = None) -> Response:

@@ -151,6 +151,8 @@ def _read_stop(fields: Fields, limits: Limits) -> tuple[str, ...]:
     stop = fields.strings("stop")
     if any(len(text) > limits.max_stop_chars for text in stop):
         raise fields.wrong("stop", expected, list(stop))
+    if not all(stop):
+        raise fields.wrong("stop", "a string or a list of strings, none of them empty", given)
     return stop
 
 

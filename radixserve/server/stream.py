@@ -54,8 +54,12 @@ class Events(Protocol):
     def has_large(self) -> bool:
         """What comes next takes long to build: take_large() does it in a thread, and take() gives nothing before."""
 
+    @property
+    def has_more(self) -> bool:
+        """The last take() stopped where its piece was large enough: there may be more."""
+
     def take(self) -> bytes:
-        """The events of all news so far, up to a large one; b"" when there are none."""
+        """The events of the news so far, of bounded size, up to a large one; b"" when there are none."""
 
     async def take_large(self) -> bytes:
         """The events of the large news, which there are. Does not raise."""
@@ -116,14 +120,19 @@ class EventStream(Response):
                 self._is_idle = True
                 self._wake.clear()
                 await self._wake.wait()
+                self._is_idle = False
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _on_news(self) -> None:
-        if not self._is_idle:
-            return  # the task will take it
-        piece = self._events.take() if self._writer is not None else b""
-        is_for_task = self._writer is None or self._events.is_ended or self._events.has_large
-        if is_for_task or (piece and self._writer is not None and not self._writer.try_write(piece)):
-            self._unsent = piece
-            self._is_idle = False
+        """May be called again by what it calls: a stop string that is found ends its stream."""
+        if not self._is_idle or self._writer is None:
             self._wake.set()
+            return  # the task will take it
+        self._is_idle = False
+        piece = self._events.take()
+        is_for_task = self._events.is_ended or self._events.has_large or self._events.has_more
+        if is_for_task or (piece and not self._writer.try_write(piece)):
+            self._unsent = piece
+            self._wake.set()
+        else:
+            self._is_idle = True

@@ -8,12 +8,14 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
 from radixserve.core import RequestOutput
 from radixserve.engine.client import AsyncEngine
 from radixserve.engine.streams import RequestStream
 from radixserve.server.app import create_app
+from radixserve.server.stream import BODY_WRITER
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import write_byte_tokenizer
 from tests.support.echo_engine import EchoEngine
@@ -75,9 +77,35 @@ async def served(
 
     engine = await AsyncEngine.start(config, make_link=make_link)
     app = create_app(engine, tokenizer, ServerConfig(max_body_bytes=100_000))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(_with_body_writer(app)), base_url="http://server") as http:
         yield Served(app, engine, echoes[0], http)
     await engine.stop()
+
+
+def _with_body_writer(app: ASGIApp) -> ASGIApp:
+    """Offers, as our HTTP protocol does, the way to write where news arrive; every third piece is refused, as by a slow client."""
+
+    async def with_body_writer(scope: Scope, receive: Receive, send: Send) -> None:
+        await app(scope | {"extensions": {BODY_WRITER: {"writer": _Writer(send)}}}, receive, send)
+
+    return with_body_writer
+
+
+class _Writer:
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._num_pieces = 0
+
+    def try_write(self, piece: bytes) -> bool:
+        self._num_pieces += 1
+        if self._num_pieces % 3 == 0:
+            return False
+        sending = self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        try:
+            sending.send(None)  # type: ignore[attr-defined]
+        except StopIteration:
+            return True
+        raise AssertionError("the transport waited")
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -30,12 +31,12 @@ async def live(tokenizer: Tokenizer) -> AsyncIterator[Live]:
         yield live
 
 
-def ask_without_reading(live: Live) -> socket.socket:
+def ask_without_reading(live: Live, body: dict[str, Any] = BODY) -> socket.socket:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", live.port))
-    body = json.dumps(BODY).encode()
-    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    data = json.dumps(body).encode()
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
     client.setblocking(False)
     return client
 
@@ -120,3 +121,43 @@ async def test_a_client_that_keeps_up_is_written_to_where_the_news_arrive(live: 
     assert len(pieces) > 100
     assert live.engine.num_restarts == 0
     assert not live.echo.running_ids
+
+
+async def test_much_news_for_a_client_that_reads_late_is_made_piece_by_piece(live: Live) -> None:
+    """Many choices whose news are small one by one."""
+    body = {"prompt": ["a" * 50] * 100, "echo": True, "logprobs": 20, "max_tokens": 40, "stream": True}
+    loop, most, turns = asyncio.get_running_loop(), 0, [time.monotonic()]
+    with ask_without_reading(live, body) as client:
+        await until(lambda: len(live.echo.running_ids) == 100)
+        await until(lambda: not live.echo.running_ids, 30)
+        received = 0
+        while part := await loop.sock_recv(client, 65536):
+            received += len(part)
+            most = max(most, buffered_bytes(live))
+            turns.append(time.monotonic())
+    assert received > 1_000_000
+    assert most < 300_000
+    assert max(after - before for before, after in pairwise(turns)) < 0.5
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
+@pytest.mark.parametrize("stop_len", [50, 150])  # with 20 likeliest tokens each, the latter is made in a thread
+async def test_a_stop_string_at_the_end_of_much_news_is_followed_by_all_that_belongs_there(live: Live, path: str, stop_len: int) -> None:
+    stop = ["a" * stop_len]
+    if path == "/generate":
+        params = {"stop": stop, "max_new_tokens": 300}
+        body = {"text": "b" + "a" * 200, "sampling_params": params, "return_logprob": True, "top_logprobs_num": 20, "stream": True}
+    else:
+        options = {"include_usage": True}
+        body = {"prompt": "b" + "a" * 200, "stop": stop, "max_tokens": 300, "logprobs": 20, "stream": True, "stream_options": options}
+    async with httpx.AsyncClient(base_url=live.url, timeout=30) as http:
+        events = (await http.post(path, json=body)).text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert events.count("data: [DONE]") == 1
+    last = json.loads(events[-3].removeprefix("data: "))
+    if path == "/generate":
+        assert last["meta_info"]["finish_reason"]["type"] == "stop"
+        assert last["text"] == "b"
+        assert len(last["meta_info"]["output_token_logprobs"]) == last["meta_info"]["completion_tokens"] == 1 + stop_len
+    else:
+        assert last["choices"] == [] and last["usage"]["completion_tokens"] == 1 + stop_len

@@ -138,6 +138,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"text": ["a"] * 600, "sampling_params": {"n": 2}}, "text"),
     ({"text": "a", "rid": 5}, "rid"),
     ({"text": "a", "rid": ["x", "y"]}, "rid"),
+    ({"text": ["a", "b", "c"], "rid": ["x", "y", "x"]}, "rid"),
     ({"text": "a", "logprob_start_len": -2}, "logprob_start_len"),
     ({"text": "a", "return_logprob": True, "logprob_start_len": 1}, "logprob_start_len"),
     ({"text": "a", "return_logprob": True, "top_logprobs_num": 21}, "top_logprobs_num"),
@@ -200,6 +201,32 @@ async def test_abort_by_the_beginning_of_a_rid(served: Served, route: str) -> No
     assert (await served.http.post("/abort_request", json={"abort_all": True})).json() == {"num_aborted": 2}
     assert [(await reply).status_code for reply in (replies["other"], again)] == [499, 499]
     assert (await served.http.post("/abort_request", json={})).json()["error"]["param"] == "rid"
+
+
+@pytest.mark.parametrize(
+    ("prompts", "n", "rid", "ids"),
+    [
+        ({"text": "ab"}, 1, "job", ["job"]),
+        ({"text": ["ab"]}, 1, "job", ["job"]),
+        ({"text": ["ab", "cd"]}, 1, "job", ["job_0", "job_1"]),
+        ({"text": "ab"}, 3, "job", ["job_0", "job_1", "job_2"]),
+        ({"input_ids": [[97], [98]]}, 2, "job", ["job_0", "job_1", "job_2", "job_3"]),
+        ({"text": ["ab", "cd"]}, 2, ["x", "y"], ["x_0", "x_1", "y_0", "y_1"]),
+    ],
+)
+@pytest.mark.parametrize("step_s", [0.005], indirect=True)
+async def test_one_rid_of_several_choices_is_numbered(served: Served, prompts: dict[str, Any], n: int, rid: Any, ids: list[str]) -> None:
+    params = {"max_new_tokens": 2, "n": n}
+    body = {**prompts, "rid": rid, "sampling_params": params}
+    replies = await generate(served, **body)
+    replies = replies if isinstance(replies, list) else [replies]
+    assert [reply["meta_info"]["id"] for reply in replies] == ids
+    running = asyncio.create_task(served.http.post("/generate", json={**body, "sampling_params": {**params, "max_new_tokens": 900}}))
+    await until(lambda: len(served.echo.running_ids) == len(ids))
+    for name in [rid] if isinstance(rid, str) else rid:
+        num_aborted = (await served.http.post("/abort_request", json={"rid": name})).json()["num_aborted"]
+        assert num_aborted == (len(ids) if isinstance(rid, str) else n)
+    assert (await running).status_code == 499
 
 
 async def test_model_and_server_info(served: Served) -> None:

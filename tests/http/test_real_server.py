@@ -202,6 +202,21 @@ def test_echo_and_log_probabilities_are_the_same_cold_and_warm(client: openai.Op
         assert warm.token_logprobs[1:] == pytest.approx(cold.token_logprobs[1:], abs=1e-3)
 
 
+def test_the_choices_of_a_scored_prompt_compute_it_once(url: str) -> None:
+    def prefilled() -> float:
+        (line,) = re.findall(r"^radixserve_prefill_tokens_total(?:\{.*\})? (\S+)$", httpx.get(f"{url}/metrics").text, re.M)
+        return float(line)
+
+    assert httpx.post(f"{url}/flush_cache?timeout=10").status_code == 200
+    prompt = httpx.post(f"{url}/tokenize", json={"prompt": LONG_PROMPT}).json()["tokens"][:100]
+    before = prefilled()
+    body = {"prompt": prompt, "n": 5, "echo": True, "logprobs": 1, "max_tokens": 0}
+    choices = httpx.post(f"{url}/v1/completions", json=body, timeout=60).json()["choices"]
+    assert [choice["logprobs"] for choice in choices] == [choices[0]["logprobs"]] * 5
+    assert len(choices[0]["logprobs"]["token_logprobs"]) == 100
+    assert prefilled() - before == 100 + 4  # and the last token of the others
+
+
 def test_log_probabilities_from_the_middle_of_a_cached_prompt(url: str) -> None:
     """USAGE-02: the first position that is asked for is computed, whatever the tree holds before it."""
     params = {"max_new_tokens": 2, "temperature": 0}

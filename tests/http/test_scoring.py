@@ -1,12 +1,14 @@
 """What evaluation harnesses read of /v1/completions: echo, log-probabilities, token ids; and the routes of the tokenizer."""
 
 import json
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from radixserve.core import Request
-from radixserve.engine.streams import RequestStream
+from radixserve.core import Request, RequestOutput
+from radixserve.engine.streams import RequestStream, StreamGroup
 from radixserve.tokenizer import ChatTemplate
 from tests.http.conftest import Served
 from tests.support.byte_tokenizer import EOS_ID
@@ -55,6 +57,40 @@ async def test_echo_with_log_probabilities_has_an_entry_per_token(served: Served
         assert logprobs["token_logprobs"] == [None, *(echo_logprob(ord(char), 1).logprob for char in shown["text"][1:])]
         assert logprobs["top_logprobs"][0] is None
         assert [max(top.values()) for top in logprobs["top_logprobs"][1:]] == logprobs["token_logprobs"][1:]
+
+
+@pytest.mark.parametrize("max_tokens", [0, 5])
+async def test_the_choices_of_a_prompt_score_it_once(served: Served, monkeypatch: pytest.MonkeyPatch, max_tokens: int) -> None:
+    """All of them show it, also where a later choice is the first that the engine has news of."""
+    added: list[Request] = []
+    submit = served.engine.submit
+
+    def noting(request: Request) -> RequestStream:
+        added.append(request)
+        return submit(request)
+
+    monkeypatch.setattr(served.engine, "submit", noting)
+    body = {"prompt": ["abc", "de"], "n": 3, "echo": True, "logprobs": 2, "max_tokens": max_tokens, "temperature": 0}
+    reply = await served.complete(**body)
+    whole = reply.json()["choices"]
+    assert [request.sampling.prompt_logprobs for request in added] == [2, None, None] * 2
+    monkeypatch.setattr(StreamGroup, "take", newest_first(StreamGroup.take))
+    parts = await streamed(served, **body)
+    for index, choice in enumerate(whole):
+        assert choice["logprobs"] == whole[index - index % 3]["logprobs"]
+        assert choice["logprobs"]["tokens"] == list(choice["text"])
+        assert len(choice["text"]) == (3, 2)[index // 3] + max_tokens
+        assert parts[index] == {"text": choice["text"], "logprobs": choice["logprobs"], "token_ids": []}
+
+
+def newest_first(
+    take: Callable[[StreamGroup], tuple[int, RequestOutput] | None],
+) -> Callable[[StreamGroup], tuple[int, RequestOutput] | None]:
+    def take_newest(group: StreamGroup) -> tuple[int, RequestOutput] | None:
+        group._ready = deque(sorted(group._ready, reverse=True))
+        return take(group)
+
+    return take_newest
 
 
 async def test_a_batch_as_evaluation_harnesses_send_it(served: Served) -> None:

@@ -1,6 +1,7 @@
 """Every error status as the real openai package sees it: the class that it raises, the code, and whether it tries again."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 
 import httpx
@@ -8,10 +9,10 @@ import openai
 import pytest
 
 from radixserve.config import ServerConfig
-from radixserve.core import Request
-from radixserve.errors import QueueFullError
+from radixserve.core import FinishReason, Request, RequestError, RequestOutput
+from radixserve.errors import QueueFullError, QueueTimeoutError, RadixServeError, RequestTimeoutError
 from radixserve.tokenizer.tokenizer import Tokenizer
-from tests.support.echo_engine import EchoEngine
+from tests.support.echo_engine import EchoEngine, _Running
 from tests.support.live_server import Live, live_app
 from tests.support.waiting import until
 
@@ -19,9 +20,14 @@ KEY, ADMIN_KEY = "users", "admins"
 
 
 class LimitedEngine(EchoEngine):
-    """Its queue is full for the prompt "full", `num_refusals` times."""
+    """Its queue is full for the prompt "full", `num_refusals` times.
+
+    "late" waits too long `num_late` times, "slow" takes too long each time.
+    """
 
     num_refusals = 1
+    num_late = 2
+    num_slow = 0  # counted
 
     def add(self, request: Request) -> None:
         if list(request.prompt_ids) == list(b"full"):
@@ -29,6 +35,20 @@ class LimitedEngine(EchoEngine):
             if self.num_refusals >= 0:
                 raise QueueFullError("8 requests wait already (--max-queued-requests)")
         super().add(request)
+
+    def _advance(self, running: _Running) -> RequestOutput:
+        output = super()._advance(running)
+        prompt = bytes(list(running.request.prompt_ids))
+        error: RadixServeError
+        if prompt == b"late" and self.num_late > 0:
+            self.num_late -= 1
+            error = QueueTimeoutError("it waited too long")
+        elif prompt == b"slow":
+            self.num_slow += 1
+            error = RequestTimeoutError("it took too long")
+        else:
+            return output
+        return dataclasses.replace(output, token_ids=(), finish_reason=FinishReason.ERROR, error=RequestError.of(error))
 
 
 @pytest.fixture
@@ -65,6 +85,21 @@ async def test_statuses_raise_their_classes(
     if status == 429:
         assert failed.value.type == "rate_limit_error"
         assert int(failed.value.response.headers["retry-after"]) >= 1
+
+
+async def test_who_never_ran_is_tried_again_and_who_took_too_long_is_not(live: Live) -> None:
+    async with client_of(live, max_retries=0) as client:
+        with pytest.raises(openai.InternalServerError) as failed:
+            await client.completions.create(model="echo", prompt="late", max_tokens=4)
+    assert (failed.value.status_code, failed.value.code) == (503, "queue_timeout")
+    assert (failed.value.response.headers["x-should-retry"], failed.value.response.headers["retry-after"]) == ("true", "2")
+    async with client_of(live, max_retries=2) as client:
+        assert (await client.completions.create(model="echo", prompt="late", max_tokens=4)).choices[0].text == "late"
+        with pytest.raises(openai.InternalServerError) as failed:
+            await client.completions.create(model="echo", prompt="slow", max_tokens=4)
+    assert (failed.value.status_code, failed.value.code) == (503, "request_timeout")
+    assert failed.value.response.headers["x-should-retry"] == "false"
+    assert isinstance(live.echo, LimitedEngine) and live.echo.num_slow == 1
 
 
 async def test_a_full_queue_is_tried_again_and_a_bad_request_is_not(live: Live) -> None:

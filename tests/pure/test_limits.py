@@ -48,7 +48,7 @@ def test_waiting_too_long_ends_in_an_error() -> None:
     final = bench.final("waits")
     assert final.finish_reason is FinishReason.ERROR
     assert final.error is not None
-    assert (final.error.http_status, final.error.code) == (503, "request_timeout")
+    assert (final.error.http_status, final.error.code) == (503, "queue_timeout")
     assert "waited longer than the 5 s" in final.error.message
     assert bench.tokens("runs") == expected_tokens(range(2, 10), 30), "who runs is not timed out by the queue's limit"
     assert bench.scheduler.totals.timed_out_total == 1
@@ -60,6 +60,7 @@ def test_taking_too_long_ends_in_an_error_and_gives_the_pages_back() -> None:
     bench.drain()
     final = bench.final("slow")
     assert final.finish_reason is FinishReason.ERROR
+    assert final.error is not None and final.error.code == "request_timeout"
     assert 5 < final.num_output_tokens < 15
     assert bench.tokens("fast") == expected_tokens(range(50, 60), 4)
     assert bench.cache.num_free_pages + bench.cache.num_evictable_pages == bench.cache.num_pages

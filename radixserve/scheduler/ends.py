@@ -107,7 +107,7 @@ def end_short(state: RequestState) -> End:
 
 
 def count_end(end: End, totals: EngineStats) -> None:
-    if isinstance(end.error, RequestTimeoutError | QueueTimeoutError):
+    if isinstance(end.error, RequestTimeoutError):
         totals.timed_out_total += 1
     elif end.reason is FinishReason.ABORT:
         totals.aborted_total += 1

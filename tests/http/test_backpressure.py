@@ -5,7 +5,6 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator
-from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -126,7 +125,7 @@ async def test_a_client_that_keeps_up_is_written_to_where_the_news_arrive(live: 
 async def test_much_news_for_a_client_that_reads_late_is_made_piece_by_piece(live: Live) -> None:
     """Many choices whose news are small one by one."""
     body = {"prompt": ["a" * 50] * 100, "echo": True, "logprobs": 20, "max_tokens": 40, "stream": True}
-    loop, most, turns = asyncio.get_running_loop(), 0, [time.monotonic()]
+    loop, most = asyncio.get_running_loop(), 0
     with ask_without_reading(live, body) as client:
         await until(lambda: len(live.echo.running_ids) == 100)
         await until(lambda: not live.echo.running_ids, 30)
@@ -134,10 +133,8 @@ async def test_much_news_for_a_client_that_reads_late_is_made_piece_by_piece(liv
         while part := await loop.sock_recv(client, 65536):
             received += len(part)
             most = max(most, buffered_bytes(live))
-            turns.append(time.monotonic())
     assert received > 1_000_000
     assert most < 300_000
-    assert max(after - before for before, after in pairwise(turns)) < 0.5
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate"])

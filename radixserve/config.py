@@ -134,8 +134,8 @@ class SchedulerConfig(_Checked):
     )
     max_retractions: int = option(
         4,
-        "a request that gave way so often, for lack of memory or to a more urgent one, runs on only once all of its output fits, and to its "
-        "end; 0: nobody is retracted, nor preempted",
+        "a request that gave way so often, for lack of memory or to a more urgent one, runs on only once all of its output fits, and to "
+        "its end; 0: nobody is retracted, nor preempted",
         low=0,
     )
     target_step_ms: float | None = option(

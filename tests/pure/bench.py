@@ -23,9 +23,10 @@ class Bench:
         is_shared: bool = True,
         eos_token_ids: tuple[int, ...] = (1,),
         forced: int | None = None,
+        eviction: str = "lru",
         **limits: Any,
     ) -> None:
-        self.cache: PageCache = PrefixCache(num_pages, page_size) if is_shared else DisabledCache(num_pages, page_size)
+        self.cache: PageCache = PrefixCache(num_pages, page_size, eviction) if is_shared else DisabledCache(num_pages, page_size)
         config = SchedulerConfig(schedule_policy=policy, chunked_prefill_size=chunk, max_running_requests=rows, **limits)
         self.scheduler = Scheduler(config, self.cache, 1000, frozenset(eos_token_ids), forced)
         self.runner = CountingRunner(num_pages, page_size)

@@ -2,15 +2,17 @@
 
 import time
 from array import array
-from pathlib import Path
+from itertools import chain, pairwise
 
 import pytest
 
-from bench.eviction import read_trace, replay_tree
+from bench.eviction import replay_tree
 from radixserve.core import IntArray
-from radixserve.tree.adaptive import Duel
+from radixserve.tree.adaptive import AdaptiveOrder, Duel
+from radixserve.tree.prefix_cache import PrefixCache
 from radixserve.tree.radix_tree import RadixTree
-from tests.pure.helpers import ints, key
+from tests.pure.bench import Bench
+from tests.pure.helpers import ints, key, request
 
 NUM_PAGES, PAGE_SIZE = 256, 64
 
@@ -44,9 +46,32 @@ def test_where_lru_is_best_it_stays() -> None:
 
 
 def test_it_changes_its_mind_and_back() -> None:
-    trace = [*quick_returns(10**6, 2000), *conversations_among_one_offs(3000), *quick_returns(2 * 10**6, 3000)]
-    adaptive, lru = (replay_tree(trace, policy, NUM_PAGES, PAGE_SIZE) for policy in ("adaptive", "lru"))
-    assert adaptive.num_cached >= 0.98 * lru.num_cached
+    parts = (quick_returns(10**6, 2000), conversations_among_one_offs(3000), quick_returns(2 * 10**6, 3000))
+    hits = {}
+    for policy in ("adaptive", "lru"):
+        so_far = [replay_tree(chain(*parts[:count]), policy, NUM_PAGES, PAGE_SIZE).num_cached for count in range(4)]
+        hits[policy] = [after - before for before, after in pairwise(so_far)]
+    assert hits["lru"][1] == 0
+    assert hits["adaptive"][1] > 0.05 * sum(map(len, parts[1])), "it went over"
+    assert hits["adaptive"][2] >= 0.9 * hits["lru"][2], "and back"
+    assert sum(hits["adaptive"]) >= 0.98 * sum(hits["lru"])
+
+
+def test_a_retraction_teaches_the_duel_nothing() -> None:
+    """What comes back after it was no hit of anybody's."""
+    bench = Bench(num_pages=2000, rows=2, chunk=256, eviction="adaptive")
+    bench.add(request("a", range(2, 202), max_tokens=9, ignore_eos=True))
+    for _ in range(4):
+        bench.step()
+        bench.scheduler._retract(bench.scheduler._running["a"], bench.now)
+    bench.drain()
+    assert isinstance(bench.cache, PrefixCache)
+    order = bench.cache.tree.order
+    assert isinstance(order, AdaptiveOrder)
+    assert order.duel.lru_score == order.duel.probation_score == 0.0
+    bench.add(request("b", range(2, 202), max_tokens=1))
+    bench.drain()
+    assert order.duel.lru_score > 0
 
 
 def test_the_duel_counts_what_each_would_have_hit() -> None:
@@ -55,12 +80,6 @@ def test_the_duel_counts_what_each_would_have_hit() -> None:
         duel.observe(ids)
     assert duel.lru_score == pytest.approx(2 * duel._decay**6)
     assert duel.probation_score == pytest.approx(2 * duel._decay**6 + 2)
-
-
-def test_block_ids_of_a_trace_become_tokens(tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    path.write_text('{"hash_ids": [0, 7], "input_length": 514}\n{"token_ids": [1, 2]}\n')
-    assert list(read_trace(path)) == [ints([0] * 512, 7, 7), ints(1, 2)]
 
 
 def test_fifty_thousand_leaves_and_no_walk() -> None:

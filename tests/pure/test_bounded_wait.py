@@ -1,16 +1,16 @@
 """Nobody waits for ever: adversarial streams and bursts against the two bounds, with a cache that is as warm as the adversary likes."""
 
 import dataclasses
-import random
 from math import ceil
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.offline import random_order
 from radixserve.config import SchedulerConfig
 from radixserve.core import Request
-from radixserve.scheduler.order.ranking import Rules, keep
+from radixserve.scheduler.order.ranking import Rules
 from radixserve.scheduler.policy import WaitingQueue
 from radixserve.scheduler.state import RequestState
 from radixserve.tree.disabled_cache import DisabledCache
@@ -384,11 +384,6 @@ def test_an_overdue_follower_waits_for_one_leader_and_no_other() -> None:
     assert door.queue.head() is later, "who is overdue and waits for a leader does not block others"
     door.queue.start_pass([leaders[1]])
     assert door.queue.head() is follower
-
-
-def random_order(seed: int) -> Rules:
-    rng = random.Random(seed)
-    return Rules(lambda state: (rng.random(), state.arrival), lambda key, depth: key, keep)
 
 
 def test_another_order_can_be_tried() -> None:

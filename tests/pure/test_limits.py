@@ -4,8 +4,14 @@ import dataclasses
 
 import pytest
 
+from radixserve.config import SchedulerConfig
 from radixserve.core import FinishReason, Request
 from radixserve.errors import QueueFullError
+from radixserve.scheduler.ends import OutsideEnds
+from radixserve.scheduler.policy import WaitingQueue
+from radixserve.scheduler.running import RunningRequests
+from radixserve.scheduler.state import RequestState
+from radixserve.tree.prefix_cache import PrefixCache
 from tests.pure.bench import Bench
 from tests.pure.helpers import expected_tokens, request
 
@@ -88,3 +94,53 @@ def test_a_burst_that_finds_free_slots_is_not_refused() -> None:
         bench.add(request("one too many", [5]))
     bench.drain()
     assert sum(output.is_final for output in bench.outputs) == 11
+
+
+@pytest.mark.parametrize("mark", ["abort", "finish"])
+def test_a_mark_does_not_hit_a_new_request_of_the_same_id(mark: str) -> None:
+    """Marked between schedule and update, by which it ends; its id is free again."""
+    bench = Bench()
+    bench.add(request("a", range(2, 10), max_tokens=2, ignore_eos=True))
+    bench.step()
+    batch = bench.scheduler.schedule(2.0)
+    assert batch is not None
+    if mark == "abort":
+        bench.scheduler.abort("a")
+    else:
+        bench.scheduler.finish("a", 1)
+    (final,) = bench.scheduler.update(bench.runner.execute(batch), 2.0)
+    assert final.is_final
+    bench.add(request("a", range(50, 60), max_tokens=5, ignore_eos=True))
+    bench.drain()
+    assert bench.final("a").finish_reason is FinishReason.LENGTH
+    assert bench.tokens("a")[1:] == expected_tokens(range(50, 60), 5)
+
+
+def test_time_limits_cost_nothing_per_waiting_request() -> None:
+    """With both limits on, a step looks at the first of 5,000 in time, and at no other."""
+
+    class Counting(RequestState):
+        num_looks = 0
+
+        @property
+        def arrival_s(self) -> float:
+            Counting.num_looks += 1
+            return 0.0
+
+        @arrival_s.setter
+        def arrival_s(self, value: float) -> None:
+            pass
+
+    config = SchedulerConfig(queue_timeout_s=100.0, request_timeout_s=100.0)
+    cache = PrefixCache(100)
+    waiting, running = WaitingQueue(config, cache), RunningRequests(cache, 1)
+    ends = OutsideEnds(config, waiting, running)
+    for i in range(5000):
+        ends.added(Counting(request(str(i), [5, i], 1), 0.0, 2, i))
+    assert list(ends.late(50.0)) == []
+    assert Counting.num_looks <= 4
+    late = []
+    for end in ends.late(101.0):
+        ends.ended(end.state)
+        late.append(end.state.arrival)
+    assert late == list(range(5000))

@@ -215,6 +215,7 @@ work = st.lists(
     conservativeness=st.sampled_from([0.0, 0.5, 1.0]),
     forced=st.sampled_from([None, 1, 3]),
     target=st.sampled_from([None, 500.0]),
+    threshold=st.sampled_from([0, 1, 10]),
     seed=st.integers(0, 2**16),
 )
 def test_any_load_under_pressure(
@@ -226,6 +227,7 @@ def test_any_load_under_pressure(
     conservativeness: float,
     forced: int | None,
     target: float | None,
+    threshold: int,
     seed: int,
 ) -> None:
     """Answers of each alone; bounded retractions; every row that is ready decodes or gave way; no step over its budget; each ends once."""
@@ -240,6 +242,7 @@ def test_any_load_under_pressure(
         max_retractions=max_retractions,
         schedule_conservativeness=conservativeness,
         target_step_ms=target,
+        priority_scheduling_preemption_threshold=threshold,
     )
     rng = random.Random(seed)
     pending = list(enumerate(work))

@@ -89,19 +89,6 @@ def test_stop_abort_and_timeouts_while_retracted() -> None:
     assert bench.tokens("goes on") == expected_tokens([*range(2, 20), ord("g")], 60)
 
 
-def test_followers_go_on_when_their_leader_is_retracted() -> None:
-    bench = Bench(num_pages=2000, chunk=16, rows=4)
-    prompt = list(range(2, 130))
-    bench.add(*(request(f"a{i}", prompt, max_tokens=2, ignore_eos=True) for i in range(4)))
-    bench.step()
-    bench.step()
-    retract(bench, "a0")
-    bench.drain()
-    assert bench.scheduler.totals.prefill_tokens_total <= len(prompt) + 4
-    for i in range(4):
-        assert bench.tokens(f"a{i}") == expected_tokens(prompt, 2)
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_random_retractions(seed: int) -> None:
     rng = random.Random(seed)

@@ -341,3 +341,18 @@ def test_no_row_that_is_ready_to_decode_is_left_out() -> None:
 
 def _finished_slots(bench: Bench) -> set[int]:
     return set(bench.scheduler._running._freed_slots)
+
+
+def test_one_that_did_not_fit_is_not_taken_for_the_next_head() -> None:
+    """The head's long match is evicted while it does not fit: another one is the head then, and fits, though no page became free."""
+    bench = Bench(num_pages=100, rows=4, chunk=128)
+    bench.add(request("warm", range(300, 340), max_tokens=1))
+    bench.drain()
+    bench.add(request("runs", range(2, 22), max_tokens=75, ignore_eos=True))
+    bench.step()
+    bench.add(request("small", [*range(2, 22), 9], max_tokens=1))
+    bench.add(request("big", [*range(300, 340), 3, 4, 5, 6, 7], max_tokens=1))
+    bench.step()
+    assert bench.scheduler.num_running == 1, "the one with the longer match comes first, and does not fit"
+    bench.drain()
+    assert [output.request_id for output in bench.outputs if output.is_final][1:] == ["small", "runs", "big"]

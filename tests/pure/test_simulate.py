@@ -9,11 +9,12 @@ from bench.simulator.load import Load
 from bench.simulator.replica import Replica
 from bench.simulator.result import Result, result_of
 from bench.simulator.router import ROUTERS, make_router
+from radixserve.tree.adaptive import ADAPTIVE
 from radixserve.tree.eviction import EVICTION_POLICIES
 from tests.pure.simulated import COST, conversations, run_alone, settings
 
 
-@pytest.mark.parametrize("eviction", list(EVICTION_POLICIES))
+@pytest.mark.parametrize("eviction", [*EVICTION_POLICIES, ADAPTIVE])
 @pytest.mark.parametrize(("order", "rows"), [("lpm", 16), ("fcfs", 1), ("fcfs", 16)])
 def test_no_policy_beats_the_bound_and_the_bound_not_the_ceiling(eviction: str, order: str, rows: int) -> None:
     load = Load(conversations(300, seed=3))

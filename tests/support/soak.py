@@ -32,7 +32,8 @@ class Client:
     num_sent: int = 0
     request_id: str = ""
     kind: int = 0
-    abort_in: int = -1  # steps; below 0: never
+    abort_in: int | None = None  # steps; None: never
+    is_aborted: bool = False
     answer: Answer = field(default_factory=Answer)
 
     @property
@@ -133,16 +134,18 @@ class Soak:
                 client.num_sent += 1
                 client.request_id = f"client-{client.number}-{client.num_sent}"
                 client.kind = self._rng.randrange(NUM_KINDS)
-                client.abort_in = self._rng.randrange(60) if self._rng.random() < 0.15 else -1
+                client.abort_in = self._rng.randrange(1, 60) if self._rng.random() < 0.15 else None
+                client.is_aborted = False
                 client.answer = Answer()
                 self._by_id[client.request_id] = client
                 self._engine.add(build(self._kinds[client.kind], client.request_id))
 
     def _abort_some(self) -> None:
         for client in self._clients:
-            if client.is_busy:
+            if client.is_busy and client.abort_in is not None:
                 client.abort_in -= 1
                 if client.abort_in == 0:
+                    client.is_aborted = True
                     self._engine.abort(client.request_id)
 
     def _step(self) -> None:
@@ -164,7 +167,7 @@ class Soak:
         report.num_ended += 1
         if answer.final.finish_reason is FinishReason.ABORT:
             report.num_aborted += 1
-            assert client.abort_in <= 0
+            assert client.is_aborted
             calm = Answer(calm.token_ids[: len(answer.token_ids)], calm.logprobs[: len(answer.token_ids)])
         if self._kinds[client.kind]["temperature"] == 0.0:
             is_equal = is_equal_up_to_a_near_tie(answer, calm)

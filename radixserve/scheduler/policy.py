@@ -161,9 +161,8 @@ class WaitingQueue:
         self._changed[id(node)] = node
 
     def _settle(self) -> None:
-        for node in sorted(self._changed.values(), key=lambda node: -node.start):
-            for ranking in self._rankings:
-                ranking.refresh(node, has_other_requests=False)
+        for ranking in self._rankings:
+            ranking.settle(self._changed.values())
         self._changed.clear()
 
     def node_added(self, node: PromptNode) -> None:

@@ -18,7 +18,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class _Layer(ctypes.Structure):
-    """struct AttentionLayer of attention.h"""
+    """struct Layer of paged_attention.cpp"""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "pool_k", "pool_v", "out", "out_slots")),
@@ -61,10 +61,7 @@ class CpuBackend:
         )
         if not handle:
             raise MemoryError("CpuBackend: no memory for the kernel's state")
-        self.handle: int = handle  # for the native decoder, which attends without coming back to Python
-        # k of every layer, then v: the same place for as long as the pool lives
-        pools = [at(layer).data_ptr() for at in (pool.k, pool.v) for layer in range(pool.num_layers)]
-        self.pool_addresses = (ctypes.c_void_p * len(pools))(*pools)
+        self._handle: int = handle
         weakref.finalize(self, library.radixserve_attention_delete, handle)
 
     def plan(self, batch: ForwardBatch) -> None:
@@ -75,23 +72,15 @@ class CpuBackend:
         for table in tables:
             assert table.dtype == torch.int32 and table.is_contiguous(), "CpuBackend: expected contiguous int32 index tables"
         status = self._library.radixserve_attention_plan(
-            self.handle, batch.num_rows, torch.get_num_threads(), *(table.data_ptr() for table in tables)
+            self._handle, batch.num_rows, torch.get_num_threads(), *(table.data_ptr() for table in tables)
         )
         if status:
             raise MemoryError("CpuBackend: no memory for the plan of a step")
 
-    def serves(self, shape: tuple[int, int, int, int], dtype: torch.dtype) -> bool:
-        """Whether it was made for a model of (num_layers, num_heads, num_kv_heads, head_dim)."""
-        pool = self._pool
-        return (pool.num_layers, self._num_heads, pool.num_kv_heads, pool.head_dim) == shape and pool.dtype == dtype
-
-    def has_planned(self, batch: ForwardBatch) -> bool:
-        return self._batch is batch
-
     @property
     def num_shared_tiles(self) -> int:
         """Runs of blocks that the planned step reads once for several rows."""
-        return int(self._library.radixserve_attention_num_shared_tiles(self.handle))
+        return int(self._library.radixserve_attention_num_shared_tiles(self._handle))
 
     def run(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """See AttentionBackend.run. Any strides will do as long as a head's numbers lie side by side."""
@@ -117,6 +106,6 @@ class CpuBackend:
             *k.stride()[:2],
             *v.stride()[:2],
         )
-        if self._library.radixserve_attention_run(self.handle, ctypes.addressof(arguments)):
+        if self._library.radixserve_attention_run(self._handle, ctypes.addressof(arguments)):
             raise MemoryError("CpuBackend: no memory for the kernel's scratch")
         return out

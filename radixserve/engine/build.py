@@ -47,7 +47,7 @@ def build_engine(config: EngineConfig) -> Engine:
     assert context_length is not None
     pool, page_table = _allocate(config, model_config, num_pages, dtype, device)
     attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
-    if config.profile_steps and device.type == "cpu" and not decoder.attends_natively(attention):
+    if config.profile_steps and device.type == "cpu":
         attention = TimedAttention(attention)
     runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids)
     cache = _make_cache(config.cache, num_pages)

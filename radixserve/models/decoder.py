@@ -76,13 +76,9 @@ class Decoder:
         """hidden [n, hidden_size] -> [n, vocab_size] float32."""
         return F.linear(hidden, self.weights.lm_head).float()
 
-    def seconds(self) -> tuple[float, float, float, float]:
+    def seconds(self) -> tuple[float, float, float]:
         """Torch's operations are not timed one by one: see PackedDecoder.seconds."""
-        return 0.0, 0.0, 0.0, 0.0
-
-    def attends_natively(self, attention: AttentionBackend) -> bool:
-        """See PackedDecoder.attends_natively."""
-        return False
+        return 0.0, 0.0, 0.0
 
     def _attend(
         self,

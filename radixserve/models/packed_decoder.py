@@ -1,5 +1,4 @@
-"""PackedDecoder: the Decoder's forward on a CPU, with weights packed once. With the CPU's attention kernel a step is one native call; with
-another backend everything between two attentions is one. The bits are the same.
+"""PackedDecoder: the Decoder's forward on a CPU, with weights packed once and everything between two attentions in one native call.
 
 The bits of a row's result do not depend on the rows beside it. The weights' only copy is the packed one: a row of a tied embedding is
 gathered from the packed head.
@@ -14,7 +13,6 @@ import torch
 
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.batch import ForwardBatch
-from radixserve.attention.cpu_backend import CpuBackend
 from radixserve.models.config import ModelConfig
 from radixserve.models.decoder import DecoderWeights, LayerWeights
 from radixserve.models.layers import RotaryTable
@@ -85,50 +83,19 @@ class PackedDecoder:
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
         """[num_tokens, hidden_size] after the final norm. The caller has called attention.plan(batch)."""
-        ids, positions = batch.input_ids.contiguous(), batch.positions.contiguous()
-        out = torch.empty(batch.num_tokens, self.config.hidden_size, dtype=self.dtype)
-        if self.attends_natively(attention):
-            assert isinstance(attention, CpuBackend) and attention.has_planned(batch), "PackedDecoder: expected the planned batch"
-            has_memory = self._forward_at_once(ids, positions, batch.out_slots.contiguous(), attention, out)
-        else:
-            has_memory = self._forward_by_layer(ids, positions, attention, out)
-        if not has_memory:
-            raise MemoryError(f"PackedDecoder: no memory for the activations of {batch.num_tokens} tokens")
-        return out
-
-    def attends_natively(self, attention: AttentionBackend) -> bool:
-        """Whether forward() with this backend is one native call, which also measures the attention's time."""
-        config = self.config
-        shape = (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim)
-        return isinstance(attention, CpuBackend) and attention.serves(shape, self.dtype)
-
-    def _forward_at_once(
-        self, ids: torch.Tensor, positions: torch.Tensor, out_slots: torch.Tensor, attention: CpuBackend, out: torch.Tensor
-    ) -> bool:
-        status = self._library.radixserve_decoder_forward(
-            self._native,
-            ids.shape[0],
-            ids.data_ptr(),
-            positions.data_ptr(),
-            attention.handle,
-            attention.pool_addresses,
-            out_slots.data_ptr(),
-            out.data_ptr(),
-        )
-        return bool(status == 0)
-
-    def _forward_by_layer(self, ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend, out: torch.Tensor) -> bool:
-        config, advance, n = self.config, self._library.radixserve_decoder_advance, ids.shape[0]
+        config, advance, n = self.config, self._library.radixserve_decoder_advance, batch.num_tokens
         num_heads, num_rotated = config.num_heads, config.num_heads + config.num_kv_heads
         heads = self._heads_of(n)
         q, k, v = heads[:, :num_heads], heads[:, num_heads:num_rotated], heads[:, num_rotated:]
+        out = torch.empty(n, config.hidden_size, dtype=self.dtype)
+        ids, positions = batch.input_ids.contiguous(), batch.positions.contiguous()
         heads_at, positions_at, out_at = heads.data_ptr(), positions.data_ptr(), out.data_ptr()
         if self._library.radixserve_decoder_begin(self._native, n, ids.data_ptr(), positions_at, heads_at):
-            return False
+            raise MemoryError(f"PackedDecoder: no memory for the activations of {n} tokens")
         for layer in range(config.num_layers):
             attended = attention.run(layer, q, k, v).contiguous()
             advance(self._native, layer, n, attended.data_ptr(), positions_at, heads_at, out_at)
-        return True
+        return out
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [n, hidden_size] -> [n, vocab_size] float32, never rounded to the model's type."""
@@ -137,11 +104,11 @@ class PackedDecoder:
         self._library.radixserve_decoder_logits(self._native, hidden.shape[0], hidden.data_ptr(), logits.data_ptr())
         return logits
 
-    def seconds(self) -> tuple[float, float, float, float]:
-        """Wall seconds so far: attention where attends_natively(), products, norms and rotary, head."""
-        seconds = (ctypes.c_double * 4)()
+    def seconds(self) -> tuple[float, float, float]:
+        """Wall seconds so far: products, norms and rotary, head."""
+        seconds = (ctypes.c_double * 3)()
         self._library.radixserve_decoder_seconds(self._native, seconds)
-        return seconds[0], seconds[1], seconds[2], seconds[3]
+        return seconds[0], seconds[1], seconds[2]
 
     def _heads_of(self, n: int) -> torch.Tensor:
         """[n, num_heads + 2 num_kv_heads, head_dim] in memory that is used again by the next step."""

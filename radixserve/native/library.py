@@ -21,7 +21,6 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "radixserve_decoder_add_layer": (None, [_POINTER, _POINTER]),
     "radixserve_decoder_begin": (_INT, [_POINTER, _INT64, _POINTER, _POINTER, _POINTER]),
     "radixserve_decoder_advance": (None, [_POINTER, _INT64, _INT64, *[_POINTER] * 4]),
-    "radixserve_decoder_forward": (_INT, [_POINTER, _INT64, *[_POINTER] * 6]),
     "radixserve_decoder_seconds": (None, [_POINTER, _POINTER]),
     "radixserve_decoder_logits": (None, [_POINTER, _INT64, _POINTER, _POINTER]),
 }

@@ -34,8 +34,8 @@ class DecoderContract(Protocol):
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden_size] -> [n, vocab_size] float32."""
 
-    def seconds(self) -> tuple[float, float, float, float]:
-        """Wall seconds so far: attention, products, norms and rotary, head; zeros where they are not measured."""
+    def seconds(self) -> tuple[float, float, float]:
+        """Wall seconds so far: products, norms and rotary, head; zeros where they are not measured."""
 
 
 class ModelRunner:
@@ -103,8 +103,7 @@ class ModelRunner:
 
     def _forward_parts(self) -> tuple[float, ...]:
         """Seconds so far: attention, products, norms and rotary, head."""
-        in_decoder, *others = self._decoder.seconds()
-        return (in_decoder + (self._attention.seconds if isinstance(self._attention, TimedAttention) else 0.0), *others)
+        return (self._attention.seconds if isinstance(self._attention, TimedAttention) else 0.0, *self._decoder.seconds())
 
     def _apply_slot_changes(self, batch: ScheduledBatch) -> None:
         check_rows(batch, self._vocab_size)

@@ -63,7 +63,8 @@ class TimedWatcher:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The prompts: families share a document; `own` tokens follow. kind: mixed, one-document, equal, strangers."""
+    """The prompts: families share a document; `own` tokens follow. kind: mixed, one-document, cut-anywhere (in one document),
+    equal, strangers."""
 
     kind: str
     num_families: int = 200
@@ -187,22 +188,24 @@ def main() -> None:
     parser.add_argument("--policies", default=",".join(POLICIES))
     parser.add_argument("--waiting", default="100,1000,5000")
     parser.add_argument("--nodes", default="1000,10000,100000", help="evictable leaves of the tree")
-    parser.add_argument("--kinds", default="mixed", help="of mixed, one-document, equal, strangers")
+    parser.add_argument("--kinds", default="mixed", help="of mixed, one-document, cut-anywhere, equal, strangers")
+    parser.add_argument("--document", type=int, default=1000, help="tokens of each document")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--gc", action="store_true", help="leave the garbage collector on")
     args = parser.parse_args()
     if not args.gc:
         gc.disable()
     print(describe_hardware())
-    print("| policy, prompts, waiting, tree leaves | median, ms | p99 | max |\n|---|---|---|---|")
+    print("| policy, prompts, waiting, tree leaves | median, ms | p99 | max | per arrival at the start, us |\n|---|---|---|---|---|")
     for policy in args.policies.split(","):
         for kind in args.kinds.split(","):
             for num_nodes in map(int, args.nodes.split(",")):
                 for num_waiting in map(int, args.waiting.split(",")):
-                    driver = Driver(policy, num_waiting, num_nodes, Shape(kind), seed=0)
+                    driver = Driver(policy, num_waiting, num_nodes, Shape(kind, document=args.document), seed=0)
+                    arrivals = driver.clock.seconds / num_waiting
                     times = [driver.step() for _ in range(args.steps)]
                     gc.collect()
-                    print(_row(f"{policy}, {kind}, {num_waiting}, {num_nodes}", times), flush=True)
+                    print(_row(f"{policy}, {kind}, {num_waiting}, {num_nodes}", times) + f" {arrivals * 1e6:.0f} |", flush=True)
     for is_equal in (True, False):
         print(_row(f"lpm, burst of 5000 {'equal prompts' if is_equal else 'questions on 16 documents'}, 16 slots", burst(5000, is_equal)))
 

@@ -103,14 +103,15 @@ class SchedulerConfig(_Checked):
     schedule_policy: str = option(
         "lpm",
         "order of the waiting queue: lpm (longest cached prefix first), fcfs (first come, first served), dfs-weight (the heaviest cached "
-        "branch of the waiting prompts first) or cost (least estimated work first); priority comes first, and the wait is bounded, in all",
+        "branch of the waiting prompts first, each to its end) or cost (least estimated work first); priority comes first, and the wait is "
+        "bounded, in all",
         choices=("lpm", "fcfs", "dfs-weight", "cost"),
     )
     lpm_age_credit: int = option(
         64, "cached tokens (for cost: prompt tokens computed) that count as much as one pass of admissions waited", low=1
     )
     lpm_max_overtaken: int = option(
-        64, "a request that so many later arrivals were admitted before goes before all others, and nobody passes it, in any policy", low=1
+        64, "a request that so many later arrivals were admitted before, since it began to wait, is passed by no more, in any policy", low=1
     )
     priority_aging_passes: int = option(
         256, "passes of admissions that one step of priority is worth: a lower one that has waited longer goes first", low=1

@@ -21,7 +21,7 @@ from radixserve.scheduler.order.branch import Branch
 from radixserve.scheduler.order.coverage import Coverage
 from radixserve.scheduler.order.policies import arrival, make_rules
 from radixserve.scheduler.order.prompt_tree import PromptNode, PromptTree
-from radixserve.scheduler.order.ranking import Key, Ranking, Rules
+from radixserve.scheduler.order.ranking import Ranking, Rules, keep
 from radixserve.scheduler.sharing import InFlight
 from radixserve.scheduler.state import RequestState
 from radixserve.tree.key import TOKEN_BYTES
@@ -50,7 +50,7 @@ class WaitingQueue:
             rankings.append(self._order)
         self._rankings = tuple(rankings)
         self._changed: dict[int, PromptNode] = {}  # by id: nodes of which not all above know
-        self._prompts = PromptTree(page_bytes, len(self._rankings), self)
+        self._prompts = PromptTree(page_bytes, len(self._rankings), self, has_weights=rules is not None and rules.of_branch is not keep)
         self._branch = Branch(self._prompts, self._order) if rules is not None and rules.stays else None
         self._in_flight = InFlight(self._prompts, self._note_change, self._overdue_in)
         self._coverage = Coverage(self._prompts.root, page_bytes, self._note_change)
@@ -115,7 +115,8 @@ class WaitingQueue:
         oldest = self._arrival.first(self._prompts.root)
         if oldest is None:
             return None
-        best, bar = self._order.first(self._branch.find() if self._branch is not None else self._prompts.root), self._bar(oldest)
+        best = self._order.first(self._branch.find() if self._branch is not None else self._prompts.root)
+        bar = self._overtakings.bar(oldest, self._arrival.key(oldest.request.request_id))
         assert best is not None
         return oldest if bar is not None and self._arrival.key(best.request.request_id) > bar else best
 
@@ -136,12 +137,10 @@ class WaitingQueue:
         return all(ranking.key_at(waiting, 0) < ranking.key_at(running, running.num_computed) for ranking in self._rankings)
 
     def _overdue_in(self, node: PromptNode) -> RequestState | None:
-        """The oldest at and below a node, where it or a later one may be overdue."""
         oldest = self._arrival.oldest(node)
-        return oldest if oldest is not None and self._bar(oldest) is not None else None
-
-    def _bar(self, oldest: RequestState) -> Key | None:
-        return self._overtakings.bar(oldest, self._arrival.key(oldest.request.request_id))
+        if oldest is None or not self._overtakings.is_overdue(oldest, self._arrival.key(oldest.request.request_id)):
+            return None
+        return oldest
 
     def _num_short_tokens(self, state: RequestState) -> float:
         """Tokens of the cache that it displaces, times the share of prompts that was found again so far. What it matches now it keeps."""
@@ -162,9 +161,8 @@ class WaitingQueue:
         self._changed[id(node)] = node
 
     def _settle(self) -> None:
-        for node in sorted(self._changed.values(), key=lambda node: -node.start):
-            for ranking in self._rankings:
-                ranking.refresh(node, has_other_requests=False)
+        for ranking in self._rankings:
+            ranking.settle(self._changed.values())
         self._changed.clear()
 
     def node_added(self, node: PromptNode) -> None:

@@ -103,7 +103,7 @@ class PlainTwin:
         return common_start([mine, theirs[: self.matched(state)]], self.page)
 
     def down(self, free: list[RequestState], waiting: list[RequestState], depth: int) -> RequestState:
-        """All of `waiting` begin alike for `depth` tokens, in whole pages: one edge further, then into a branch, or to a request at its end."""
+        """All of `waiting` begin alike for `depth` tokens, in whole pages: one edge further, then into a branch or to who ends there."""
         if depth:
             depth = common_start([usable(one, self.page) for one in waiting], self.page)
         if self.matched(free[0]) < depth:
@@ -260,7 +260,7 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         ]
         oldest = min(alike, key=self.twin.arrived)
         leaders = [leader.arrival for leader in self.running if self.twin.shares_next(state, leader)]
-        return self.twin.bar(oldest, list(self.queue)) is not None and oldest.leader is not None and oldest.leader not in leaders
+        return self.twin.is_overdue(oldest) and oldest.leader is not None and oldest.leader not in leaders
 
     def nodes(self) -> list[PromptNode]:
         return list(self.queue._prompts.nodes())
@@ -281,7 +281,8 @@ class QueueAgainstTwin(RuleBasedStateMachine):
                     break
             assert depth // TOKEN_BYTES == self.twin.matched(state)
         for node in self.nodes():
-            assert node.weight == len(below(node)) > 0
+            assert len(below(node)) > 0
+            assert node.weight == (len(below(node)) if self.twin.config.schedule_policy == "dfs-weight" else 0)
             assert node.requests or len(node.children) > 1, "a chain that is not joined"
         noted = [one for notes in self.queue._coverage._notes.values() for one in notes.by_depth.values()]
         assert len(noted) == len(set(map(id, noted))) == 1 + sum(node.covered > 0 for node in self.nodes()), "a note is lost or left over"

@@ -29,6 +29,9 @@ class _Lane:
         elif mark > self.marks[0]:
             heapq.heapreplace(self.marks, mark)
 
+    def is_overdue(self, key: Key, limit: int) -> bool:
+        return len(self.marks) == limit and self.marks[0] > key
+
 
 class Overtakings:
     """Keys are those of the order of arrival (order/policies.py)."""
@@ -57,16 +60,16 @@ class Overtakings:
         for lane in self._lanes.values():
             lane.pass_by(key, self._limit)
 
+    def is_overdue(self, state: RequestState, key: Key) -> bool:
+        return self._places[state.request.request_id].is_overdue(key, self._limit)
+
     def bar(self, oldest: RequestState, key: Key) -> Key | None:
         """Nobody with a later key than this may go first, where `oldest` is the first by key of those who can; None: anybody may.
 
         What is overdue in other lanes bars the way even if it cannot go itself, as it waits for a leader.
         """
         own = self._places[oldest.request.request_id]
-        if self._is_overdue(own, key):
+        if own.is_overdue(key, self._limit):
             return key
         firsts = [(lane, first[0]) for lane in self._lanes.values() if lane is not own and (first := lane.waiting.first()) is not None]
-        return min((max(first, key) for lane, first in firsts if self._is_overdue(lane, first)), default=None)
-
-    def _is_overdue(self, lane: _Lane, key: Key) -> bool:
-        return len(lane.marks) == self._limit and lane.marks[0] > key
+        return min((max(first, key) for lane, first in firsts if lane.is_overdue(first, self._limit)), default=None)

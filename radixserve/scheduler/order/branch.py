@@ -1,4 +1,4 @@
-"""Branch: where a depth-first order stands. It stays with what begins like the last one admitted until none of that may go, then goes up."""
+"""Branch: where a depth-first order stands. It stays with what begins like the last one admitted, as long as any of that may go."""
 
 from radixserve.core import BASE_NAMESPACE
 from radixserve.scheduler.order.prompt_tree import PromptNode, PromptTree

@@ -8,6 +8,7 @@ part ends, the prompt node is noted at the cache's node: a change of the cache f
                              ^ noted: depth 6 of this node -> the prompt node [SYS DOC_A]
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable
 
 from radixserve.scheduler.order.prompt_tree import PromptNode
@@ -18,11 +19,27 @@ from radixserve.tree.node import TreeNode
 class _Notes:
     """Prompt nodes whose coverage ends on one node of the cache: at depths above its start, up to its end."""
 
-    __slots__ = ("by_depth", "start")
+    __slots__ = ("_depths", "by_depth", "start")
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.by_depth: dict[int, PromptNode] = {}
+        self._depths: list[int] = []  # sorted
+
+    def put(self, depth: int, prompt: PromptNode) -> None:
+        if depth not in self.by_depth:
+            insort(self._depths, depth)
+        self.by_depth[depth] = prompt
+
+    def remove(self, depth: int) -> None:
+        del self.by_depth[depth]
+        del self._depths[bisect_left(self._depths, depth)]
+
+    def up_to(self, depth: int) -> list[PromptNode]:
+        return [self.by_depth[one] for one in self._depths[: bisect_right(self._depths, depth)]]
+
+    def beyond(self, depth: int) -> list[PromptNode]:
+        return [self.by_depth[one] for one in self._depths[bisect_right(self._depths, depth) :]]
 
 
 class Coverage:
@@ -61,8 +78,8 @@ class Coverage:
             return
         start, middle = notes.start, notes.start + len(upper.tokens)
         notes.start = middle
-        for depth in [depth for depth in notes.by_depth if depth <= middle]:
-            self._note(self._forget(notes.by_depth[depth]), upper, start)
+        for prompt in notes.up_to(middle):
+            self._note(self._forget(prompt), upper, start)
 
     def cut(self, leaf: TreeNode, num_bytes: int) -> None:
         notes = self._notes.get(leaf)
@@ -73,13 +90,12 @@ class Coverage:
         if num_bytes == 0:
             assert leaf.parent is not None
             at, at_start = leaf.parent, notes.start - len(leaf.parent.tokens)
-        for depth, prompt in list(notes.by_depth.items()):
-            if depth > limit:
-                self._forget(prompt)
-                prompt.covered = max(0, limit - prompt.start)
-                if prompt.covered:
-                    self._note(prompt, at, at_start)
-                self._on_change(prompt)
+        for prompt in notes.beyond(limit):
+            self._forget(prompt)
+            prompt.covered = max(0, limit - prompt.start)
+            if prompt.covered:
+                self._note(prompt, at, at_start)
+            self._on_change(prompt)
 
     def cleared(self, root: TreeNode) -> None:
         prompts = [prompt for notes in self._notes.values() for prompt in notes.by_depth.values()]
@@ -103,7 +119,7 @@ class Coverage:
         # by now lower.depth is off by the length that it gave away
         depth, notes = upper.start + covered, self._notes[at]
         if covered <= length:
-            notes.by_depth[depth] = upper
+            notes.put(depth, upper)
             upper.covered, upper.at, lower.covered, lower.at = covered, at, 0, None
             return
         upper.covered, lower.covered = length, covered - length
@@ -122,11 +138,11 @@ class Coverage:
         if upper.at is None:
             return
         if lower.at is not None:
-            del self._notes[upper.at].by_depth[upper.end]
+            self._notes[upper.at].remove(upper.end)
             self._drop_if_empty(upper.at)
             lower.covered += len(upper.tokens)
         else:
-            self._notes[upper.at].by_depth[upper.depth] = lower
+            self._notes[upper.at].put(upper.depth, lower)
             lower.covered, lower.at = upper.covered, upper.at
 
     # ---- notes
@@ -136,14 +152,14 @@ class Coverage:
         if notes is None:
             notes = self._notes[at] = _Notes(start)
         assert notes.start == start
-        notes.by_depth[prompt.depth] = prompt
+        notes.put(prompt.depth, prompt)
         prompt.at = at
 
     def _forget(self, prompt: PromptNode) -> PromptNode:
         """Call while `covered` is what it was when the note was made."""
         at = prompt.at
         assert at is not None
-        del self._notes[at].by_depth[prompt.depth]
+        self._notes[at].remove(prompt.depth)
         self._drop_if_empty(at)
         prompt.at = None
         return prompt

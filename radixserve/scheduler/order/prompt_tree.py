@@ -28,7 +28,7 @@ class PromptNode:
         self.parent = parent
         self.children: dict[ChildKey, PromptNode] = {}
         self.requests: dict[str, RequestState] = {}
-        self.weight = 0  # requests here and below
+        self.weight = 0  # requests here and below; stays 0 in a tree without weights
         self.covered = 0  # bytes of the edge that are cached
         self.at: TreeNode | None = None  # the cache's node where they end; None where none are
         self.holder: int | None = None  # `arrival` of a running request that computes what comes next below here
@@ -68,10 +68,12 @@ class Follower(Protocol):
 
 
 class PromptTree:
-    def __init__(self, page_bytes: int, num_rankings: int, follower: Follower) -> None:
+    def __init__(self, page_bytes: int, num_rankings: int, follower: Follower, has_weights: bool) -> None:
+        """Without weights nothing walks up to the root when a request comes or goes."""
         self.page_bytes = page_bytes
         self._num_rankings = num_rankings
         self._follower = follower
+        self._has_weights = has_weights
         self._places: dict[str, PromptNode] = {}  # by request id
         self.root = PromptNode(BASE_NAMESPACE, b"", 0, None, num_rankings)
 
@@ -142,7 +144,7 @@ class PromptTree:
         return node.namespace, node.tokens[: self.page_bytes]
 
     def _weigh(self, node: PromptNode, change: int) -> None:
-        step: PromptNode | None = node
+        step: PromptNode | None = node if self._has_weights else None
         while step is not None:
             step.weight += change
             step = step.parent

@@ -10,7 +10,7 @@ computes what they all begin with.
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from radixserve.scheduler.state import RequestState
@@ -136,19 +136,31 @@ class Ranking:
         rank.ranks.put(state, key)
         rank.values.put(state, self._rules.at_depth(key, node.end // self._token_bytes))
 
-    def refresh(self, node: "PromptNode", has_other_requests: bool = True) -> None:
-        """Something changed at `node`: put it right in all nodes above, as far as it shows. False: nobody came or went, so ranks stay."""
+    def refresh(self, node: "PromptNode") -> None:
+        """Somebody came to or left `node`: put it right in all nodes above, as far as it shows."""
         index, step, parent = self._index, node, node.parent
-        of_branch = self._rules.of_branch
+        is_kept = self._rules.of_branch is keep
         while parent is not None:
             above = parent.ranks[index]
             has_changed = above.values.put(step, self._value(step))
-            if has_other_requests:
-                first = step.ranks[index].ranks.first()
-                has_changed = above.ranks.put(step, first[0] if first is not None else None) or has_changed
-            if not has_changed and (of_branch is keep or not has_other_requests):
+            first = step.ranks[index].ranks.first()
+            has_changed = above.ranks.put(step, first[0] if first is not None else None) or has_changed
+            if not has_changed and is_kept:
                 return  # another rule may look at more than the best key: the weight
             step, parent = parent, parent.parent
+
+    def settle(self, nodes: Iterable["PromptNode"]) -> None:
+        """Coverage or marks of these changed, nobody came or went: put values right from below, each node once."""
+        pending = {id(node): node for node in nodes}
+        heap = [(-node.start, number) for number, node in pending.items()]
+        heapq.heapify(heap)
+        while heap:
+            node = pending[heapq.heappop(heap)[1]]
+            parent = node.parent
+            if parent is None or not parent.ranks[self._index].values.put(node, self._value(node)) or id(parent) in pending:
+                continue  # one that is pending comes later: it begins above
+            pending[id(parent)] = parent
+            heapq.heappush(heap, (-parent.start, id(parent)))
 
     def _value(self, node: "PromptNode") -> Key | None:
         if node.holder is not None:

@@ -1,4 +1,5 @@
-"""The soak: clients that come, share prefixes and go at random, a tiny pool, forced retractions, flushes; nothing may leak, hang or differ.
+"""The soak: clients that come, share prefixes and go at random, some more urgent, some that pin; a tiny pool, forced retractions, flushes,
+each eviction and waiting policy in turn; nothing may leak, hang or differ.
 
 python -m tests.support.soak --seconds 600
 """
@@ -9,11 +10,13 @@ import os
 import random
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from radixserve.core import FinishReason, Request
+from radixserve.core import FinishReason, Request, RequestOutput
 from radixserve.engine.engine import Engine
+from radixserve.scheduler.state import RequestState
 from tests.support.engine_runs import Answer, is_equal_up_to_a_near_tie, make_request, run, tiny_engine
 
 NUM_CLIENTS = 64
@@ -22,6 +25,42 @@ POOL_TOKENS = 640
 FORCED_INTERVAL = 20
 STEPS_BETWEEN_RESTS = 80
 MAX_GROWTH_BYTES = 32 * 2**20
+PRIORITIES = (0, 0, 0, 0, 2, 5)  # of the clients, in turn
+SHARE_OF_PINS, MAX_PIN_S = 0.1, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    page_size: int
+    is_tree_on: bool
+    eviction: str
+    waiting: str
+
+    def __str__(self) -> str:
+        return f"page size {self.page_size}, {f'tree {self.eviction}' if self.is_tree_on else 'no tree'}, {self.waiting}"
+
+    @property
+    def options(self) -> dict[str, object]:
+        return {
+            "page_size": self.page_size,
+            "disable_radix_cache": not self.is_tree_on,
+            "radix_eviction_policy": self.eviction,
+            "schedule_policy": self.waiting,
+            "priority_scheduling_preemption_threshold": 1,
+            "priority_aging_passes": 32,
+        }
+
+
+SET_UPS = (
+    SetUp(1, True, "lru", "lpm"),
+    SetUp(16, True, "adaptive", "dfs-weight"),
+    SetUp(1, True, "priority", "cost"),
+    SetUp(16, True, "lfu", "fcfs"),
+    SetUp(1, True, "slru", "dfs-weight"),
+    SetUp(16, True, "fifo", "lpm"),
+    SetUp(1, False, "lru", "fcfs"),
+    SetUp(16, False, "lru", "cost"),
+)
 
 
 @dataclass(slots=True)
@@ -34,7 +73,12 @@ class Client:
     kind: int = 0
     abort_in: int | None = None  # steps; None: never
     is_aborted: bool = False
+    pins: bool = False
     answer: Answer = field(default_factory=Answer)
+
+    @property
+    def priority(self) -> int:
+        return PRIORITIES[self.number % len(PRIORITIES)]
 
     @property
     def is_busy(self) -> bool:
@@ -49,6 +93,8 @@ class Report:
     num_near_ties: int = 0
     num_flushes: int = 0
     num_retracted: int = 0
+    num_preempted: int = 0  # among the retracted
+    num_pins: int = 0  # requests whose prompt was pinned, at least a page of it
     num_cached_tokens: int = 0
     memory_bytes: list[int] = field(default_factory=list)  # at each rest
     num_objects: list[int] = field(default_factory=list)
@@ -94,16 +140,18 @@ def build(kind: dict[str, object], request_id: str) -> Request:
 class Soak:
     """One engine under load, its calm answers, and the clients."""
 
-    def __init__(self, model_dir: Path, page_size: int, is_tree_on: bool, seed: int) -> None:
+    def __init__(self, model_dir: Path, set_up: SetUp, seed: int) -> None:
+        self._set_up = set_up
         self._rng = random.Random(seed)
         self._kinds = kinds(seed)
-        options: dict[str, object] = {"page_size": page_size, "max_running_requests": 16, "chunked_prefill_size": 64}
-        calm = tiny_engine(model_dir, max_total_tokens=1 << 15, **options)
+        options: dict[str, object] = {"max_running_requests": 16, "chunked_prefill_size": 64}
+        calm = tiny_engine(model_dir, page_size=set_up.page_size, max_total_tokens=1 << 15, **options)
         self._calm = run(calm, [build(kind, str(number)) for number, kind in enumerate(self._kinds)])
-        self._engine = self._pressed_engine(model_dir, disable_radix_cache=not is_tree_on, **options)
+        self._engine = self._pressed_engine(model_dir, **options, **set_up.options)
         self._clients = [Client(number) for number in range(NUM_CLIENTS)]
         self._by_id: dict[str, Client] = {}
         self.report = Report()
+        self._count_preemptions()
 
     @staticmethod
     def _pressed_engine(model_dir: Path, **options: object) -> Engine:
@@ -115,6 +163,18 @@ class Soak:
             del os.environ["RADIXSERVE_TEST_RETRACT"]
             if before is not None:
                 os.environ["RADIXSERVE_TEST_RETRACT"] = before
+
+    def _count_preemptions(self) -> None:
+        """At their source: the stats have them among the retractions."""
+        preemption = self._engine._scheduler._preemption
+        victims = preemption.victims
+
+        def counted(*args: Any) -> list[RequestState]:
+            chosen = victims(*args)
+            self.report.num_preempted += len(chosen)
+            return chosen
+
+        preemption.victims = counted  # type: ignore[method-assign]
 
     def run_for(self, seconds: float) -> Report:
         """At least three rests are made, however short it is."""
@@ -136,9 +196,15 @@ class Soak:
                 client.kind = self._rng.randrange(NUM_KINDS)
                 client.abort_in = self._rng.randrange(1, 60) if self._rng.random() < 0.15 else None
                 client.is_aborted = False
+                client.pins = self._set_up.is_tree_on and self._rng.random() < SHARE_OF_PINS
                 client.answer = Answer()
                 self._by_id[client.request_id] = client
-                self._engine.add(build(self._kinds[client.kind], client.request_id))
+                self._engine.add(self._request_of(client))
+
+    def _request_of(self, client: Client) -> Request:
+        request = build(self._kinds[client.kind], client.request_id)
+        ttl_s = self._rng.uniform(0.01, MAX_PIN_S) if client.pins else None
+        return replace(request, priority=client.priority, pin_ttl_s=ttl_s)
 
     def _abort_some(self) -> None:
         for client in self._clients:
@@ -160,6 +226,8 @@ class Soak:
                 self._check(client)
                 client.request_id = ""
         self.report.num_steps += 1
+        stats = self._engine.stats()
+        assert stats.pinned_tokens <= self._engine.config.cache.max_pinned_fraction * stats.pool_tokens
 
     def _check(self, client: Client) -> None:
         answer, calm, report = client.answer, self._calm[str(client.kind)], self.report
@@ -179,6 +247,16 @@ class Soak:
         if answer.final.finish_reason is not FinishReason.ABORT and is_equal:
             assert answer.final.finish_reason is self._calm[str(client.kind)].final.finish_reason  # type: ignore[union-attr]
             assert len(answer.prompt_logprobs) == len(calm.prompt_logprobs)
+        self._check_pin(client, answer.final)
+
+    def _check_pin(self, client: Client, final: RequestOutput) -> None:
+        num_pinned = final.num_pinned_tokens
+        if not client.pins:
+            assert num_pinned is None
+        elif final.finish_reason is not FinishReason.ABORT or num_pinned is not None:
+            assert num_pinned is not None, f"{client.request_id}: its pin is forgotten"
+            assert 0 <= num_pinned <= final.num_prompt_tokens and num_pinned % self._set_up.page_size == 0
+            self.report.num_pins += num_pinned > 0
 
     def _rest(self) -> None:
         """Let all come to an end, forget the cache, and look at the memory."""
@@ -189,10 +267,10 @@ class Soak:
             self._step()
         assert not self._by_id, f"{len(self._by_id)} requests have no end"
         assert self._engine.flush_cache()
-        stats = self._engine.stats()
-        assert stats.free_tokens == stats.pool_tokens
-        assert stats.requests_total == stats.finished_total + stats.aborted_total == self.report.num_ended
         report = self.report
+        stats = self._engine.stats()
+        assert stats.free_tokens == stats.pool_tokens and stats.pinned_tokens == 0
+        assert stats.requests_total == stats.finished_total + stats.aborted_total == report.num_ended
         report.num_flushes += 1
         report.num_retracted, report.num_cached_tokens = stats.retracted_total, stats.cached_tokens_total
         gc.collect()
@@ -213,10 +291,9 @@ def main() -> None:
     print(f"seed {args.seed}", flush=True)
     with tempfile.TemporaryDirectory() as directory:
         model_dir = make_tiny_model(Path(directory), "llama", True)
-        setups = [(1, True), (16, True), (1, False), (16, False)]
-        for page_size, is_tree_on in setups:
-            report = Soak(model_dir, page_size, is_tree_on, args.seed).run_for(args.seconds / len(setups))
-            print(f"page size {page_size}, tree {'on' if is_tree_on else 'off'}: {report}", flush=True)
+        for set_up in SET_UPS:
+            report = Soak(model_dir, set_up, args.seed).run_for(args.seconds / len(SET_UPS))
+            print(f"{set_up}: {report}", flush=True)
 
 
 if __name__ == "__main__":

@@ -124,12 +124,12 @@ class SchedulerConfig(_Checked):
         None, "token budget of one step, shared by decode rows and prompt chunks (default: 512 on a CPU, 8192 on a GPU)", low=1
     )
     max_queued_requests: int | None = option(None, "refuse further requests (429) while so many wait (default: no limit)", low=1)
-    queue_timeout_s: float | None = option(None, "give up on a request that waits longer (503)", low=0.0)
-    request_timeout_s: float | None = option(None, "give up on a request that takes longer, waiting included (503)", low=0.0)
+    queue_timeout_s: float | None = option(None, "give up on a request that waits longer (503)", low=0.001)
+    request_timeout_s: float | None = option(None, "give up on a request that takes longer, waiting included (503)", low=0.001)
     schedule_conservativeness: float = option(
         1.0,
         "expect running requests to use 0.7 times this of their max_tokens at first, and down to a seventh of that while nobody is "
-        "retracted: lower admits more at once, higher retracts less",
+        "retracted: lower admits more at once, higher retracts less; one with ignore_eos and no stop counts in full",
         low=0.0,
         high=100.0,
     )

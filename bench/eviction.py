@@ -1,6 +1,6 @@
 """Judges eviction policies: replays traces of prompts, one after the other, through the real PrefixCache, and prints hits per policy.
 
-usage: python -m bench.eviction TRACE.jsonl ... [--sizes 260000,1000000] [--policies lru,adaptive]
+usage: python -m bench.eviction TRACE ... [--sizes 260000,1000000] [--policies lru,adaptive]
 
 A trace is one that bench/simulator/trace.py reads. No clock and no scheduler here, so figures are of the tree alone.
 """
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--page-size", type=int, default=MOONCAKE_BLOCK)
     args = parser.parse_args(arguments)
     for path in args.traces:
-        loaded = load_trace(path)
+        loaded = load_trace(path, args.page_size if path.suffix == ".csv" else None)
         trace = [loaded.prompt(index) for index in range(len(loaded.requests))]
         for size in map(int, args.sizes.split(",")):
             print(f"{path.name}, {size} tokens, {len(trace)} prompts", flush=True)

@@ -1,4 +1,5 @@
-"""Traces: who asks when, for how much, and which blocks of prompts are equal. Reads Mooncake's JSONL and our own JSONL of token ids.
+"""Traces: who asks when, for how much, and which blocks of prompts are equal. Reads Mooncake's JSONL, our own JSONL of token ids, and
+TraceLab's CSV of sessions (tracelab.py).
 
 Mooncake   {"timestamp": ms, "input_length": n, "output_length": m, "hash_ids": [one per 512 tokens, the last may be partial]}
            A block becomes its id, 512 times: prompts have their true lengths, and pages of 512 tokens are equal exactly where ids are.
@@ -10,11 +11,13 @@ import json
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.simulator.tracelab import read_rounds
 from radixserve.core import IntArray
 
 MOONCAKE_BLOCK = 512
@@ -66,11 +69,17 @@ class Trace:
 
 
 def load_trace(path: Path, page_size: int | None = None, limit: int | None = None) -> Trace:
-    """Read a trace of either kind; the first `limit` lines where given.
+    """Read a trace of any kind; the first `limit` lines where given.
 
     page_size: of Mooncake's blocks (512, and nothing else); of a trace of token ids whatever is to be tried (default 1).
-    Raises TraceError.
+    Raises TraceError; TraceLabError for a CSV.
     """
+    if path.suffix == ".csv":
+        rounds = list(islice(read_rounds(path), limit))
+        if not rounds:
+            raise TraceError(f"{path}: expected at least one round, got none")
+        requests = _of_token_ids(path, rounds, page_size or 1)
+        return Trace(path.stem, page_size or 1, tuple(sorted(requests, key=lambda request: request.arrival_s)))
     with path.open(encoding="utf-8") as file:
         lines = [line for number, line in enumerate(file) if limit is None or number < limit]
     rows = [_parse(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]

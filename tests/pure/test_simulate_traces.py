@@ -11,6 +11,7 @@ from bench.simulator.cost import CostModel, StepShape, fit
 from bench.simulator.load import Load
 from bench.simulator.result import result_of
 from bench.simulator.trace import MOONCAKE_BLOCK, Trace, TraceError, load_trace
+from bench.simulator.tracelab import TraceLabError
 from tests.pure.simulated import COST, conversations, run_alone, settings
 
 
@@ -125,3 +126,26 @@ def test_what_cannot_be_simulated_is_said(tmp_path: Path, capsys: pytest.Capture
     write_mooncake(tmp_path / "small.jsonl", conversations(20, seed=15))
     assert main([str(tmp_path / "small.jsonl"), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_sessions_of_tracelab_repeat_what_came_before(tmp_path: Path) -> None:
+    head = "session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n"
+    path = tmp_path / "sessions.csv"
+    path.write_text(head + "0,100,0,0,6,2,300\n1,200,0,3,4,1,50\n0,100,1,8,4,2,0\n0,100,2,5,1,1,0\n")
+    trace = load_trace(path, page_size=2)
+    first, other, second, third = trace.requests
+    assert [request.arrival_s for request in trace.requests] == [0.1, 0.2, 0.4, 0.4]
+    assert [request.prompt_len for request in trace.requests] == [6, 7, 12, 6]
+    assert second.prompt_ids is not None and first.prompt_ids is not None and first.output_ids is not None and third.prompt_ids is not None
+    assert second.prompt_ids[:8] == first.prompt_ids + first.output_ids
+    assert third.prompt_ids[:5] == first.prompt_ids[:5]
+    assert not set(other.prompt_ids or ()) & {*first.prompt_ids, *second.prompt_ids, *third.prompt_ids}
+    assert second.block_ids[:3] == first.block_ids[:3]
+
+
+@pytest.mark.parametrize("row", ["0,0,0,x,1,1,1", "0,0,0,1,-1,1,1", "0,0,0"])
+def test_a_bad_round_is_told_by_file_and_line(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "sessions.csv"
+    path.write_text("session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n" + row + "\n")
+    with pytest.raises(TraceLabError, match=r"sessions.csv, line 2: .*: expected an integer of at least 0"):
+        load_trace(path)

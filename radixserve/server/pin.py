@@ -23,17 +23,18 @@ def pin_router(context: ServerContext) -> APIRouter:
 
     @router.post("/pin")
     async def pin(http: HttpRequest) -> Response:
-        """The reply says how many tokens, from the start of the prompt in whole pages, are kept until when (seconds since 1970)."""
+        """The reply says how many tokens, from the start of the prompt in whole pages, are kept until when (seconds since 1970; null: none)."""
         fields = Fields(await read_object(http, context.config.max_body_bytes))
         call = _parse(fields, limits_of(context))
         generation = await start_generation(context, call, f"pin-{uuid.uuid4().hex}", time.monotonic())
         await until_gone(http.receive, _finish(generation))
         assert call.pin_ttl_s is not None
+        num_pinned = generation.num_pinned(0) or 0
         body = {
             "prompt_tokens": generation.counts(0).prompt,
             "cached_tokens": generation.counts(0).cached,
-            "pinned_tokens": generation.num_pinned(0) or 0,
-            "expires_at": time.time() + call.pin_ttl_s,
+            "pinned_tokens": num_pinned,
+            "expires_at": time.time() + call.pin_ttl_s if num_pinned else None,
         }
         return json_reply(body, headers=context.ignored_header(call.ignored))
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from radixserve.server.generation import Generation
 from radixserve.tokenizer import ChatTemplate
 from tests.http.conftest import Served
 
@@ -18,6 +19,12 @@ async def test_pin_says_how_many_tokens_until_when(served: Served) -> None:
         assert before + 60 <= body.pop("expires_at") <= time.time() + 60
         assert body == {"prompt_tokens": 3, "cached_tokens": num_cached, "pinned_tokens": 3}
     assert 'radixserve_pinned_tokens{model_name="echo"} 3.0' in (await served.http.get("/metrics")).text
+
+
+async def test_what_is_not_pinned_does_not_expire(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Generation, "num_pinned", lambda generation, index: 0)  # less than a page, or no room in the budget
+    reply = await served.http.post("/pin", json={"prompt": "abc", "ttl_s": 60})
+    assert reply.json() == {"prompt_tokens": 3, "cached_tokens": 0, "pinned_tokens": 0, "expires_at": None}
 
 
 @pytest.mark.parametrize(

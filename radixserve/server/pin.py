@@ -23,7 +23,7 @@ def pin_router(context: ServerContext) -> APIRouter:
 
     @router.post("/pin")
     async def pin(http: HttpRequest) -> Response:
-        """The reply says how many tokens, from the start of the prompt in whole pages, are kept until when (seconds since 1970; null: none)."""
+        """The reply says how many tokens, from the start of the prompt in whole pages, are kept until when (in seconds since 1970)."""
         fields = Fields(await read_object(http, context.config.max_body_bytes))
         call = _parse(fields, limits_of(context))
         generation = await start_generation(context, call, f"pin-{uuid.uuid4().hex}", time.monotonic())

@@ -66,7 +66,7 @@ def sdk_errors() -> None:
 
 def litellm_works() -> None:
     for provider in ("openai", "hosted_vllm"):
-        to = {"model": f"{provider}/{MODEL}", "api_base": URL, "api_key": "none", "num_retries": 0}
+        to = {"model": f"{provider}/{MODEL}", "api_base": URL, "api_key": "none", "num_retries": 0, "temperature": 0}
         answer = litellm.completion(messages=QUESTION, max_tokens=4, **to)
         assert answer.choices[0].message.content
         assert answer.usage.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens - 1
@@ -79,7 +79,7 @@ def litellm_works() -> None:
 
 
 def langchain_works() -> None:
-    chat = ChatOpenAI(model=MODEL, base_url=URL, api_key="none", max_retries=0, max_tokens=4, stream_usage=True)
+    chat = ChatOpenAI(model=MODEL, base_url=URL, api_key="none", max_retries=0, max_tokens=4, temperature=0, stream_usage=True)
     answer = chat.invoke("Hello there")
     assert answer.content and answer.usage_metadata["output_tokens"] == 4
     assert "cache_read" in answer.usage_metadata["input_token_details"]

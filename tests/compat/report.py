@@ -24,8 +24,12 @@ What is checked, beyond that the tool ends well:
 - smg: the header that names the server behind a reply must not change within a prefix; after a SIGKILL no reply may be anything
   but a stream, though streams that had begun on the lost server end in an error.
 
-Not run: aiperf (guidellm stands for it), `vllm bench serve` (comes with vLLM alone), inference-perf (needs Python 3.12), the npm
-package openai, llama-index.
+Not run:
+- aiperf 0.13.0: can be downloaded; no check is written (guidellm stands for it).
+- the npm package openai 7.59.0: the registry can be reached; no check is written.
+- `vllm bench serve`: comes with vLLM alone, which is gigabytes.
+- inference-perf: needs Python 3.12.
+- llama-index: no check is written.
 """
 
 

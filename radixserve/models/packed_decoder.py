@@ -8,7 +8,6 @@ gathered from the packed head.
 import ctypes
 import logging
 import weakref
-from dataclasses import replace
 
 import torch
 
@@ -181,8 +180,3 @@ class PackedDecoder:
         self._library.radixserve_decoder_pack(weight.data_ptr(), rows, words, is_interleaved, packed.data_ptr())
         self._kept.append(packed)
         return packed.data_ptr()
-
-
-def pack_decoder(config: ModelConfig, weights: DecoderWeights) -> PackedDecoder:
-    """For callers that hold the unpacked weights anyway, such as tests."""
-    return PackedDecoder(config, replace(weights, layers=()), list(weights.layers))

@@ -51,16 +51,18 @@ class Room:
 
     def num_lacking(self, state: RequestState, match: PrefixMatch) -> int:
         """Pages that are too few, by the last count, for a request with its output in full; 0 or less where it fits."""
-        page_size = self._cache.page_size
-        num_needed = expected_pages(state, 1.0, page_size) - match.num_tokens // page_size + match.num_unlocked_pages
-        return num_needed - self._num_pages
+        return self._num_needed(state, match) - self._num_pages
 
     def take(self, state: RequestState, match: PrefixMatch) -> bool:
         """Set pages aside for a request, with its output in full; False, and nothing done, if there are too few."""
-        num_needed = self.num_lacking(state, match) + self._num_pages
+        num_needed = self._num_needed(state, match)
         if num_needed > self._num_pages:
             self._blocked = _Blocked(state, num_needed, self._cache.growth)
             return False
         self._blocked = None
         self._num_pages -= num_needed
         return True
+
+    def _num_needed(self, state: RequestState, match: PrefixMatch) -> int:
+        page_size = self._cache.page_size
+        return expected_pages(state, 1.0, page_size) - match.num_tokens // page_size + match.num_unlocked_pages

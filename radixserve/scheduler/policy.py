@@ -77,7 +77,7 @@ class WaitingQueue:
             state.arrival_pass = self._pass + self._has_admitted
         self._states[state.request.request_id] = state
         self._priorities[state.request.priority] += 1
-        node = self._prompts.add(state, state.token_ids[: max(0, state.max_cached)].tobytes())
+        node = self._prompts.add(state, state.cacheable_tokens())
         for ranking in self._rankings:
             ranking.add(state, node)
         self._overtakings.add(state, self._arrival.key(state.request.request_id), comes_back)

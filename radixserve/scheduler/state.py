@@ -81,6 +81,10 @@ class RequestState:
         """Tokens that may be re-used: the logits that score position next_scored are those of the position before it."""
         return (self.next_scored if self.next_scored < self.num_prompt else len(self.token_ids)) - 1
 
+    def cacheable_tokens(self) -> bytes:
+        """Those tokens, int32 each."""
+        return self.token_ids[: max(0, self.max_cached)].tobytes()
+
     @property
     def is_decoding(self) -> bool:
         """Its next row is the single token that the runner sampled last."""

@@ -13,13 +13,14 @@ from starlette.responses import Response
 from radixserve.server.call import Call, start_generation
 from radixserve.server.context import ServerContext
 from radixserve.server.generation import ChoiceDelta, Generation, joined
+from radixserve.server.off_loop import off_loop_from
 from radixserve.server.replies import bytes_reply, describe, error_body
 from radixserve.server.stream import DONE_EVENT, EventStream, event, until_gone
 
 logger = logging.getLogger("radixserve.server")
 
 GENERATION_KEY = "radixserve.generation"  # in the ASGI scope, for the log of requests
-# From here on building a body is worth a thread: the loop has other streams to serve. About 2 ms.
+# From here on building a body is worth a thread. About 2 ms.
 LARGE_BODY_TOKENS = 2048
 # What a stream makes at a time for a client that was slow, or a message with much news; then the socket is asked again.
 PIECE_BYTES = 65536
@@ -70,7 +71,7 @@ async def _whole(generation: Generation, reply: Reply, num_choices: int) -> byte
             by_choice[delta.choice_index].append(delta)
     choices = [joined(choice) for choice in by_choice]
     num_tokens = sum(map(reply.num_shown_tokens, choices))
-    return await _off_loop_if_large(num_tokens, lambda: orjson.dumps(reply.whole(choices)))
+    return await off_loop_from(LARGE_BODY_TOKENS, num_tokens, lambda: orjson.dumps(reply.whole(choices)))
 
 
 class ReplyEvents:
@@ -145,7 +146,3 @@ class ReplyEvents:
         self.is_ended = True
         self.close()
         return b"".join([*events, DONE_EVENT])
-
-
-async def _off_loop_if_large(num_tokens: int, build: Callable[[], bytes]) -> bytes:
-    return build() if num_tokens < LARGE_BODY_TOKENS else await asyncio.to_thread(build)

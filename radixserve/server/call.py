@@ -1,22 +1,20 @@
 """What every generating route asks for, whatever its protocol, and how it becomes requests of the engine."""
 
-import asyncio
 import dataclasses
 import secrets
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from radixserve.core import BASE_NAMESPACE, IntArray, Namespace, Request, SamplingParams
 from radixserve.errors import InvalidRequestError
 from radixserve.server.context import ServerContext
 from radixserve.server.generation import Generation
+from radixserve.server.off_loop import off_loop_from
 from radixserve.server.sampling_fields import Limits
 
-T = TypeVar("T")
-
-# From here on encoding the texts of one call is worth a thread: the loop has other streams to serve.
+# From here on encoding the texts of one call is worth a thread.
 LONG_TEXT_CHARS = 8192
 
 
@@ -76,10 +74,6 @@ async def start_generation(context: ServerContext, call: Call, call_id: str, sta
     requests = await _make_requests(context, call, call_id)
     skips = [prompt.skip_special_tokens for prompt in call.prompts for _ in range(call.n)]
     return Generation(context.engine, context.tokenizer, requests, call.n, context.latency, started_at, skips)
-
-
-async def off_loop_if_long(num_chars: int, work: Callable[[], T]) -> T:
-    return work() if num_chars < LONG_TEXT_CHARS else await asyncio.to_thread(work)
 
 
 async def _make_requests(context: ServerContext, call: Call, call_id: str) -> list[Request]:
@@ -144,7 +138,7 @@ async def _encode_all(context: ServerContext, prompts: Sequence[Prompt]) -> list
     for text in texts:
         context.check_text(text)
     num_chars = sum(map(len, texts))
-    encoded = await off_loop_if_long(num_chars, lambda: [encode(prompt) for prompt in prompts])
+    encoded = await off_loop_from(LONG_TEXT_CHARS, num_chars, lambda: [encode(prompt) for prompt in prompts])
     if not all(encoded):
         raise InvalidRequestError("prompt: expected at least one token, got an empty string", param="prompt")
     return encoded

@@ -1,6 +1,5 @@
 """Typed reading of JSON bodies: what was expected, what came, and which fields nobody read."""
 
-import asyncio
 import gc
 import json
 import re
@@ -12,10 +11,11 @@ from starlette.requests import Request as HttpRequest
 
 from radixserve.errors import InvalidRequestError, RequestTooLargeError, UnsupportedEncodingError
 from radixserve.server.json_limits import check_num_values
+from radixserve.server.off_loop import off_loop_from
 
 T = TypeVar("T")
 
-LARGE_BODY_BYTES = 16 * 1024  # from here on a body is worth a thread: the loop has other streams to serve
+LARGE_BODY_BYTES = 16 * 1024  # from here on a body is worth a thread
 _MAX_SHOWN_CHARS = 60
 # orjson makes floats of integers beyond 64 bits. In bodies up to so many bytes they are read again, so that a message shows what was sent.
 _EXACT_BODY_BYTES = 128 * 1024
@@ -180,7 +180,7 @@ async def read_parsed(request: HttpRequest, max_bytes: int, parse: Callable[[dic
             raise InvalidRequestError(f"the body: expected a JSON object, got {show(value)}")
         return parse(value)
 
-    return work() if len(body) < LARGE_BODY_BYTES else await asyncio.to_thread(work)
+    return await off_loop_from(LARGE_BODY_BYTES, len(body), work)
 
 
 async def _read(request: HttpRequest, max_bytes: int) -> bytes:

@@ -8,11 +8,12 @@ from starlette.responses import Response
 
 from radixserve.core import token_array
 from radixserve.errors import InvalidRequestError
-from radixserve.server.call import off_loop_if_long
+from radixserve.server.call import LONG_TEXT_CHARS
 from radixserve.server.context import ServerContext
 from radixserve.server.fields import Fields, read_parsed
 from radixserve.server.known_fields import PROMPT_FIELDS, refuse_known
 from radixserve.server.messages import read_chat, render
+from radixserve.server.off_loop import off_loop_from
 from radixserve.server.replies import json_reply
 
 MAX_TEXTS = 1024  # of one call
@@ -46,7 +47,7 @@ def tokenizing_router(context: ServerContext) -> APIRouter:
         for text in asked.texts:
             context.check_text(text)
         num_chars, encode = sum(map(len, asked.texts)), context.tokenizer.encode
-        ids = await off_loop_if_long(num_chars, lambda: [encode(text, asked.adds_special_tokens) for text in asked.texts])
+        ids = await off_loop_from(LONG_TEXT_CHARS, num_chars, lambda: [encode(text, asked.adds_special_tokens) for text in asked.texts])
         counts = [len(of_text) for of_text in ids]
         body = {"tokens": ids if asked.is_list else ids[0], "count": counts if asked.is_list else counts[0]}
         body["max_model_len"] = context.engine.info.context_length
@@ -57,7 +58,7 @@ def tokenizing_router(context: ServerContext) -> APIRouter:
     async def detokenize(http: HttpRequest) -> Response:
         asked = await read_parsed(http, context.config.max_body_bytes, lambda body: _read_ids(Fields(body), context))
         num_tokens, decode = sum(map(len, asked.lists)), context.tokenizer.decode
-        texts = await off_loop_if_long(num_tokens, lambda: [decode(ids, asked.skips_special_tokens) for ids in asked.lists])
+        texts = await off_loop_from(LONG_TEXT_CHARS, num_tokens, lambda: [decode(ids, asked.skips_special_tokens) for ids in asked.lists])
         text = texts if asked.is_list else texts[0]
         return json_reply({"prompt": text, "text": text}, headers=context.ignored_header(asked.ignored))
 

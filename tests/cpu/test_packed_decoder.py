@@ -9,8 +9,9 @@ import torch
 from radixserve.errors import ConfigError
 from radixserve.models import Decoder, load_decoder
 from radixserve.models.config import ModelConfig, parse_model_config
-from radixserve.models.packed_decoder import PackedDecoder, can_compute, pack_decoder
+from radixserve.models.packed_decoder import PackedDecoder, can_compute
 from tests.support.dense_attention import single_sequence_batch
+from tests.support.tiny_decoder import pack_decoder
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]

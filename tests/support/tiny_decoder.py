@@ -1,13 +1,15 @@
 """A Decoder without files: for tests of what runs it, where no oracle is needed."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from radixserve.models import Decoder, load_decoder
-from radixserve.models.config import parse_model_config
-from radixserve.models.packed_decoder import PackedDecoder, can_pack, pack_decoder
+from radixserve.models.config import ModelConfig, parse_model_config
+from radixserve.models.decoder import DecoderWeights
+from radixserve.models.packed_decoder import PackedDecoder, can_pack
 
 TINY_LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -32,3 +34,8 @@ def tiny_decoder() -> Decoder | PackedDecoder:
             layer.output.mul_(20)
         decoder.weights.lm_head.mul_(15)
         return pack_decoder(config, decoder.weights) if can_pack(config, decoder.dtype, device) else decoder
+
+
+def pack_decoder(config: ModelConfig, weights: DecoderWeights) -> PackedDecoder:
+    """Beside the unpacked weights, which stay as they are."""
+    return PackedDecoder(config, replace(weights, layers=()), list(weights.layers))

@@ -19,7 +19,7 @@ class Branch:
     def admitted(self, state: RequestState, node: PromptNode) -> None:
         """It hangs at `node` still."""
         self._node, self._namespace = node, state.request.namespace
-        self._tokens = state.token_ids[: max(0, state.max_cached)].tobytes()
+        self._tokens = state.cacheable_tokens()
 
     def replaced(self, node: PromptNode, by: PromptNode) -> None:
         if self._node is node:

@@ -50,7 +50,7 @@ class PagePath:
 
 
 class PrefixMatch(NamedTuple):
-    """What a prompt would re-use now. Valid until the cache's version changes."""
+    """What a prompt would re-use now. Valid until the tree changes."""
 
     namespace: Namespace
     num_tokens: int
@@ -66,8 +66,6 @@ class PageCache(Protocol):
     seconds: float  # spent behind this door so far
     num_evicted_pages: int  # so far
 
-    @property
-    def version(self) -> int: ...
     @property
     def growth(self) -> int: ...
     @property
@@ -136,11 +134,6 @@ class PrefixCache:
             on_event=on_event,
             max_pinned_pages=int(num_pages * max_pinned_fraction),
         )
-
-    @property
-    def version(self) -> int:
-        """Changes whenever a match may come out differently."""
-        return self.tree.version
 
     @property
     def growth(self) -> int:

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from zlib import crc32
 
 from radixserve.core import IntArray, Namespace
-from radixserve.tree.eviction import EVICTION_POLICIES, EvictionOrder, LeafQueue, Priority, lru
+from radixserve.tree.eviction import EVICTION_POLICIES, Entry, EvictionOrder, LeafQueue, lru
 from radixserve.tree.key import TOKEN_BYTES
 from radixserve.tree.node import TreeNode
 
@@ -52,7 +52,7 @@ class AdaptiveOrder(EvictionOrder):
     def _queue_of(self, node: TreeNode) -> LeafQueue:
         return self._queue if node.hits else self._probation
 
-    def _next(self) -> tuple[Priority, int, TreeNode] | None:
+    def _next(self) -> Entry | None:
         fresh, proven = self._probation.head(), self._queue.head()
         if fresh is None or proven is None or self.duel.is_probation_better:
             return fresh or proven

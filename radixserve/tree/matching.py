@@ -38,7 +38,7 @@ def longest_match(root: TreeNode, segments: Iterable[Segment], page_size: int, v
     for namespace, tokens in segments:
         offset, stop = 0, len(tokens)
         while offset < stop:
-            child = node.children.get((namespace, tokens[offset : offset + page_bytes]))
+            child = node.children.get((namespace, bytes(tokens[offset : offset + page_bytes])))
             if child is None or child.pages is None:
                 break
             node, node_bytes = child, common_length(child.tokens, tokens, offset, stop, page_bytes)

@@ -10,11 +10,11 @@ from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
-from radixserve.core import BASE_NAMESPACE, IntArray
+from radixserve.core import BASE_NAMESPACE, IntArray, Namespace
 from radixserve.tree.events import EventLog, TreeEvent
 from radixserve.tree.eviction import EvictionOrder, lru
 from radixserve.tree.ghosts import GhostList
-from radixserve.tree.key import TOKEN_BYTES, Segment, TreeKey, common_length
+from radixserve.tree.key import TOKEN_BYTES, TreeKey, common_length
 from radixserve.tree.matching import Match, joined, longest_match
 from radixserve.tree.node import TreeNode
 from radixserve.tree.pins import PinBook, PinResult
@@ -138,17 +138,16 @@ class RadixTree:
         node = at if at is not None else self.root
         existing: list[IntArray] = []
         num_done = 0  # pages walked so far
-        for segment in key.page_aligned(self._page_bytes, None):
-            offset, stop = 0, len(segment.tokens)
+        for namespace, tokens in key.page_aligned(self._page_bytes, None):
+            offset, stop = 0, len(tokens)
             while offset < stop:
-                child = node.children.get((segment.namespace, segment.tokens[offset : offset + self._page_bytes]))
+                child = node.children.get((namespace, bytes(tokens[offset : offset + self._page_bytes])))
                 if child is None:
                     mine = pages[num_done : num_done + (stop - offset) // self._page_bytes]
-                    new = Segment(segment.namespace, segment.tokens[offset:])
-                    node = self._grow(node, new, mine, now, priority, is_callers=node is at)
+                    node = self._grow(node, namespace, bytes(tokens[offset:]), mine, now, priority, is_callers=node is at)
                     num_done += len(mine)
                     break
-                num_bytes = common_length(child.tokens, segment.tokens, offset, stop, self._page_bytes)
+                num_bytes = common_length(child.tokens, tokens, offset, stop, self._page_bytes)
                 node = child if num_bytes == len(child.tokens) else self._split(child, num_bytes)
                 num_pages = num_bytes // self._page_bytes
                 if node.pages is None:
@@ -166,9 +165,10 @@ class RadixTree:
         assert num_done <= len(pages), f"expected at least {num_done} pages, got {len(pages)}"
         return InsertResult(node, joined(existing))
 
-    def _grow(self, node: TreeNode, new: Segment, pages: IntArray, now: float, priority: int, is_callers: bool) -> TreeNode:
+    def _grow(
+        self, node: TreeNode, namespace: Namespace, tokens: bytes, pages: IntArray, now: float, priority: int, is_callers: bool
+    ) -> TreeNode:
         """Put new tokens below `node`: as a leaf, or, where only the caller holds it, at the end of its edge, whose hits they inherit."""
-        namespace, tokens = new
         is_alone = is_callers and node.lock_ref == 1 and not node.children and not node.pinned_until
         if is_alone and node.pages is not None and node.namespace == namespace:
             self._events.emit("insert", node, tokens, now, is_below=True)

@@ -192,7 +192,7 @@ def test_what_the_watcher_does_is_not_the_trees_time() -> None:
     cache.watch(watcher)
     for first in (0, 100):
         run(cache, ints(range(first, first + 24)), now=1 + first)  # the second one trims the first
-    run(cache, ints(range(100, 110)), now=200)  # and this one splits it
+    run(cache, ints(range(100, 110)), now=200)  # and this one splits it, and trims its end
     cache.flush(201)
-    assert watcher.num_told == 5
+    assert watcher.num_told == 6
     assert 0 < cache.seconds < 0.05

@@ -27,14 +27,14 @@ class TreeKey(NamedTuple):
 
     @classmethod
     def of(cls, namespace: Namespace, token_ids: IntArray) -> "TreeKey":
-        return cls((Segment(namespace, memoryview(token_ids).cast("B")),))
+        return cls((Segment(namespace, _viewed(token_ids)),))
 
     @classmethod
     def layered(cls, parts: Iterable[tuple[Namespace, IntArray]]) -> "TreeKey":
         """From several runs of tokens. Neighbours in one namespace become one segment: where they meet must not matter."""
         segments: list[Segment] = []
         for namespace, token_ids in parts:
-            tokens = token_ids.tobytes()
+            tokens = _viewed(token_ids)
             if segments and segments[-1].namespace == namespace:
                 segments[-1] = Segment(namespace, bytes(segments[-1].tokens) + tokens)
             elif tokens:
@@ -56,6 +56,10 @@ class TreeKey(NamedTuple):
             if room is not None:
                 room -= size
         return aligned
+
+
+def _viewed(token_ids: IntArray) -> Tokens:
+    return memoryview(token_ids).cast("B") if token_ids else b""  # a view of nothing cannot be cast
 
 
 def unpacked(tokens: bytes) -> IntArray:

@@ -19,6 +19,7 @@ MAX_DUEL_BLOCKS = 2048  # larger caches are judged by a sample of the blocks, in
 MIN_BLOCK_TOKENS = 64
 MARGIN = 0.05  # of the hits of the one that is followed, by which the other must lead to take over
 DOUBT = 3.0  # and by so many standard deviations of the lead
+MEMORY = 16  # half of the past is forgotten when the cache was turned over so many times: few requests turn a small one over
 ADAPTIVE = "adaptive"
 
 
@@ -71,7 +72,7 @@ class Duel:
         self._fresh: OrderedDict[int, None] = OrderedDict()
         self._proven: OrderedDict[int, None] = OrderedDict()
         self._seen: OrderedDict[int, None] = OrderedDict()
-        self._decay = 0.5 ** (1 / (4 * num_blocks))  # per block: half of the past is forgotten when the cache was turned over four times
+        self._decay = 0.5 ** (1 / (MEMORY * num_blocks))  # per block
         self.lru_score = 0.0
         self.probation_score = 0.0
         self._variance = 0.0  # of the lead of one over the other

@@ -22,11 +22,7 @@ class Match(NamedTuple):
 
     def path(self) -> list[TreeNode]:
         """From below the root to `node`."""
-        path, step = [], self.node
-        while step.parent is not None:
-            path.append(step)
-            step = step.parent
-        return path[::-1]
+        return [*self.node.lineage()][-2::-1]
 
 
 def longest_match(root: TreeNode, segments: Iterable[Segment], page_size: int, version: int) -> Match:

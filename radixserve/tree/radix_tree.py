@@ -23,9 +23,7 @@ from radixserve.tree.watcher import NO_WATCHER, TreeWatcher
 
 class InsertResult(NamedTuple):
     node: TreeNode  # where the inserted key ends
-    existing_pages: (
-        IntArray  # not to be changed; the tree's pages for the leading part that was there already; the caller's own for it are duplicates
-    )
+    existing_pages: IntArray  # not to be changed: the tree's, for the leading part that was there; the caller's own for it are duplicates
 
 
 class RadixTree:
@@ -61,13 +59,11 @@ class RadixTree:
     def lock(self, match: Match, now: float, priority: int = 0) -> TreeNode:
         """Hold exactly the matched path, splitting its last edge if only part of it was matched. Returns the node to unlock."""
         node = self._cut(match)
-        step: TreeNode | None = node
-        while step is not None:
+        for step in node.lineage():
             step.last_access = now
             step.hits += 1
             step.priority = max(step.priority, priority)
             self._add_lock(step)
-            step = step.parent
         return node
 
     def _cut(self, match: Match) -> TreeNode:
@@ -92,8 +88,7 @@ class RadixTree:
 
     def unlock(self, node: TreeNode, now: float) -> None:
         """Give back one lock. The whole path was in use until now."""
-        step: TreeNode | None = node
-        while step is not None:
+        for step in node.lineage():
             assert step.lock_ref > 0, f"expected a locked node, got {step}"
             step.lock_ref -= 1
             step.last_access = now
@@ -101,7 +96,6 @@ class RadixTree:
                 self.num_locked_pages -= len(step.pages)
                 self.num_evictable_pages += len(step.pages)
                 self._reorder(step)
-            step = step.parent
 
     # ---- pin
 
@@ -301,7 +295,4 @@ class RadixTree:
 
     def nodes(self) -> list[TreeNode]:
         """All nodes but the root, ghosts included, parents first."""
-        found = list(self.root.children.values())
-        for node in found:
-            found.extend(node.children.values())
-        return found
+        return self.root.descendants()

@@ -107,7 +107,7 @@ def test_with_classes_each_overtaking_counts_and_nothing_else(
         for priority, length in arrivals[step] if step < len(arrivals) else ():
             count[door.add([*WARM[:length], 9, door.num_added + 1000], priority).arrival] = 0
         door.queue.start_pass(())
-        head, by_policy = door.queue.head(), door.queue._order.first(door.queue._prompts.root)
+        head, by_policy = door.queue.head(), door.queue._kept[-1].first()
         if head is None and step >= len(arrivals):
             break
         if head is None:

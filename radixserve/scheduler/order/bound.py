@@ -9,7 +9,8 @@ Who comes back to wait (it was retracted) does not stand at the end, and gets a 
 import heapq
 from collections.abc import Hashable
 
-from radixserve.scheduler.order.ranking import Key, LazyMin
+from radixserve.scheduler.order.ranking import LazyMin
+from radixserve.scheduler.order.tour import Key
 from radixserve.scheduler.state import RequestState
 
 

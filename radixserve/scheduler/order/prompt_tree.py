@@ -3,7 +3,7 @@
     root ── [SYS DOC_A] ─┬─ [Q1]  two requests        each edge: a run of tokens, whole pages; requests hang where the part of their
                          └─ [Q2]  one request         prompt ends that may be re-used at all
 
-It says nothing of what is cached: `covered` and `at` are written by coverage.py, `holder` by sharing.py, `ranks` by ranking.py.
+It says nothing of what is cached: `covered` and `at` are written by coverage.py, `holder` by sharing.py, `ranks` by ranking.py and branch.py.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from typing import Protocol
 
 from radixserve.core import BASE_NAMESPACE, Namespace
 from radixserve.scheduler.order.ranking import NodeRank
+from radixserve.scheduler.order.tour import Mark, Tour
 from radixserve.scheduler.state import RequestState
 from radixserve.tree.key import common_length
 from radixserve.tree.node import ChildKey, TreeNode
@@ -19,9 +20,23 @@ from radixserve.tree.node import ChildKey, TreeNode
 class PromptNode:
     """An edge and the node below it. Depths and lengths are in bytes, a multiple of the page's."""
 
-    __slots__ = ("at", "children", "covered", "holder", "namespace", "parent", "ranks", "requests", "start", "tokens", "weight")
+    __slots__ = (
+        "at",
+        "children",
+        "closes",
+        "covered",
+        "holder",
+        "namespace",
+        "opens",
+        "parent",
+        "ranks",
+        "requests",
+        "start",
+        "tokens",
+        "weight",
+    )
 
-    def __init__(self, namespace: Namespace, tokens: bytes, start: int, parent: "PromptNode | None", num_rankings: int) -> None:
+    def __init__(self, namespace: Namespace, tokens: bytes, start: int, parent: "PromptNode | None", num_ranks: int) -> None:
         self.namespace = namespace
         self.tokens = tokens
         self.start = start  # depth where the edge begins
@@ -32,7 +47,8 @@ class PromptNode:
         self.covered = 0  # bytes of the edge that are cached
         self.at: TreeNode | None = None  # the cache's node where they end; None where none are
         self.holder: int | None = None  # `arrival` of a running request that computes what comes next below here
-        self.ranks = tuple(NodeRank() for _ in range(num_rankings))
+        self.ranks = tuple(NodeRank() for _ in range(num_ranks))
+        self.opens, self.closes = Mark(), Mark()  # its place in the tree's tour
 
     @property
     def end(self) -> int:
@@ -68,14 +84,15 @@ class Follower(Protocol):
 
 
 class PromptTree:
-    def __init__(self, page_bytes: int, num_rankings: int, follower: Follower, has_weights: bool) -> None:
-        """Without weights nothing walks up to the root when a request comes or goes."""
+    def __init__(self, page_bytes: int, num_rankings: int, follower: Follower, has_branches: bool) -> None:
+        """has_branches: its nodes have a weight, and after their ranks those of order/branch.py."""
         self.page_bytes = page_bytes
-        self._num_rankings = num_rankings
+        self._num_ranks = num_rankings + has_branches
         self._follower = follower
-        self._has_weights = has_weights
+        self._has_weights = has_branches
         self._places: dict[str, PromptNode] = {}  # by request id
-        self.root = PromptNode(BASE_NAMESPACE, b"", 0, None, num_rankings)
+        self.root = PromptNode(BASE_NAMESPACE, b"", 0, None, self._num_ranks)
+        self.tour = Tour(num_rankings, self.root.opens, self.root.closes)
 
     def place(self, request_id: str) -> PromptNode:
         return self._places[request_id]
@@ -95,8 +112,10 @@ class PromptTree:
             key = (namespace, tokens[offset : offset + self.page_bytes])
             child = node.children.get(key)
             if child is None:
-                child = PromptNode(namespace, tokens[offset:], offset, node, self._num_rankings)
+                child = PromptNode(namespace, tokens[offset:], offset, node, self._num_ranks)
                 node.children[key] = child
+                self.tour.insert(child.opens, node.opens, is_after=True)
+                self.tour.insert(child.closes, child.opens, is_after=True)
                 self._follower.node_added(child)
                 return child
             length = common_length(child.tokens, tokens, offset, stop, self.page_bytes)
@@ -107,11 +126,13 @@ class PromptTree:
     def _split(self, lower: PromptNode, length: int) -> PromptNode:
         parent = lower.parent
         assert parent is not None
-        upper = PromptNode(lower.namespace, lower.tokens[:length], lower.start, parent, self._num_rankings)
+        upper = PromptNode(lower.namespace, lower.tokens[:length], lower.start, parent, self._num_ranks)
         upper.weight = lower.weight
         parent.children[self.key(lower)] = upper
         lower.tokens, lower.start, lower.parent = lower.tokens[length:], lower.start + length, upper
         upper.children[self.key(lower)] = lower
+        self.tour.insert(upper.opens, lower.opens, is_after=False)
+        self.tour.insert(upper.closes, lower.closes, is_after=True)
         self._follower.node_split(upper, lower)
         return upper
 
@@ -123,6 +144,7 @@ class PromptTree:
         while node.parent is not None and not node.requests and not node.children:
             parent = node.parent
             del parent.children[self.key(node)]
+            self._leave_tour(node)
             self._follower.node_removed(node)
             node = parent
         if node.parent is not None and not node.requests and len(node.children) == 1:
@@ -137,8 +159,13 @@ class PromptTree:
             return upper
         parent.children[self.key(upper)] = lower
         lower.tokens, lower.start, lower.parent = upper.tokens + lower.tokens, upper.start, parent
+        self._leave_tour(upper)
         self._follower.node_joined(upper, lower)
         return lower
+
+    def _leave_tour(self, node: PromptNode) -> None:
+        self.tour.remove(node.opens)
+        self.tour.remove(node.closes)
 
     def key(self, node: PromptNode) -> ChildKey:
         return node.namespace, node.tokens[: self.page_bytes]

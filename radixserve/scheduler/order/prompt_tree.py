@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from radixserve.core import BASE_NAMESPACE, Namespace
+from radixserve.scheduler.order.chain import Chain
 from radixserve.scheduler.order.ranking import NodeRank
 from radixserve.scheduler.order.tour import Mark, Tour
 from radixserve.scheduler.state import RequestState
@@ -22,6 +23,7 @@ class PromptNode:
 
     __slots__ = (
         "at",
+        "chain",
         "children",
         "closes",
         "covered",
@@ -42,6 +44,7 @@ class PromptNode:
         self.start = start  # depth where the edge begins
         self.parent = parent
         self.children: dict[ChildKey, PromptNode] = {}
+        self.chain: Chain | None = None  # the root has none
         self.requests: dict[str, RequestState] = {}
         self.weight = 0  # requests here and below; stays 0 in a tree without weights
         self.covered = 0  # bytes of the edge that are cached
@@ -109,19 +112,33 @@ class PromptTree:
         """The node where `tokens` end; made where there is none."""
         node, offset, stop = self.root, 0, len(tokens)
         while offset < stop:
-            key = (namespace, tokens[offset : offset + self.page_bytes])
-            child = node.children.get(key)
-            if child is None:
-                child = PromptNode(namespace, tokens[offset:], offset, node, self._num_ranks)
-                node.children[key] = child
-                self.tour.insert(child.opens, node.opens, is_after=True)
-                self.tour.insert(child.closes, child.opens, is_after=True)
-                self._follower.node_added(child)
-                return child
-            length = common_length(child.tokens, tokens, offset, stop, self.page_bytes)
-            node = child if length == len(child.tokens) else self._split(child, length)
-            offset += length
+            step = self._step(node, namespace, tokens, stop)
+            if step is None:
+                return self._grow(node, namespace, tokens[offset:])
+            node, offset = step
+            if offset < node.end:
+                node = self._split(node, offset - node.start)
         return node
+
+    def _step(self, node: PromptNode, namespace: Namespace, tokens: bytes, stop: int) -> tuple[PromptNode, int] | None:
+        """Below a node where tokens[:node.end] lead: the last node of one chain that they go on to, and how far they do, up to `stop`."""
+        child = node.children.get((namespace, tokens[node.end : node.end + self.page_bytes]))
+        if child is None:
+            return None
+        chain = child.chain
+        assert chain is not None and chain.nodes[0] is child
+        depth = node.end + common_length(chain.tokens, tokens, node.end, stop, self.page_bytes)
+        last = chain.node_at(depth)
+        return last, min(depth, last.end)
+
+    def _grow(self, parent: PromptNode, namespace: Namespace, tokens: bytes) -> PromptNode:
+        leaf = PromptNode(namespace, tokens, parent.end, parent, self._num_ranks)
+        parent.children[self.key(leaf)] = leaf
+        Chain([leaf], tokens).grew()
+        self.tour.insert(leaf.opens, parent.opens, is_after=True)
+        self.tour.insert(leaf.closes, leaf.opens, is_after=True)
+        self._follower.node_added(leaf)
+        return leaf
 
     def _split(self, lower: PromptNode, length: int) -> PromptNode:
         parent = lower.parent
@@ -131,6 +148,8 @@ class PromptTree:
         parent.children[self.key(lower)] = upper
         lower.tokens, lower.start, lower.parent = lower.tokens[length:], lower.start + length, upper
         upper.children[self.key(lower)] = lower
+        assert lower.chain is not None
+        lower.chain.split(upper, lower)
         self.tour.insert(upper.opens, lower.opens, is_after=False)
         self.tour.insert(upper.closes, lower.closes, is_after=True)
         self._follower.node_split(upper, lower)
@@ -144,6 +163,8 @@ class PromptTree:
         while node.parent is not None and not node.requests and not node.children:
             parent = node.parent
             del parent.children[self.key(node)]
+            assert node.chain is not None
+            node.chain.remove_last()
             self._leave_tour(node)
             self._follower.node_removed(node)
             node = parent
@@ -159,6 +180,8 @@ class PromptTree:
             return upper
         parent.children[self.key(upper)] = lower
         lower.tokens, lower.start, lower.parent = upper.tokens + lower.tokens, upper.start, parent
+        assert upper.chain is not None
+        upper.chain.join(upper, lower)
         self._leave_tour(upper)
         self._follower.node_joined(upper, lower)
         return lower
@@ -186,14 +209,12 @@ class PromptTree:
     def frontier(self, namespace: Namespace, tokens: bytes) -> PromptNode | None:
         """The node on the path of `tokens` where coverage ends, if they go on for a page of its edge from there."""
         node, offset, stop = self.root, 0, len(tokens) - len(tokens) % self.page_bytes
-        while offset < stop:
-            child = node.children.get((namespace, tokens[offset : offset + self.page_bytes]))
-            if child is None:
-                return None
-            length = common_length(child.tokens, tokens, offset, stop, self.page_bytes)
-            if not child.is_covered:
-                return child if length > child.covered else None
-            if length < len(child.tokens):
-                return None
-            node, offset = child, offset + length
+        while offset < stop and (step := self._step(node, namespace, tokens, stop)) is not None:
+            node, offset = step
+            if not node.is_covered:
+                assert node.chain is not None
+                node = node.chain.first_uncovered(node)
+                return node if offset > node.depth else None
+            if offset < node.end:
+                break
         return None

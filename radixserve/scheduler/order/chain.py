@@ -35,6 +35,10 @@ class Chain:
         """`last` is not covered: of the nodes up to it the first that is not; those before it are."""
         return self.nodes[bisect_left(self.nodes, True, hi=bisect_left(self.starts, last.start), key=lambda node: not node.is_covered)]
 
+    def after(self, node: "PromptNode") -> "PromptNode | None":
+        at = bisect_left(self.starts, node.start) + 1
+        return self.nodes[at] if at < len(self.nodes) else None
+
     # ---- the tree changes its shape
 
     def grew(self) -> None:
@@ -43,7 +47,9 @@ class Chain:
         while (parent := chain.nodes[0].parent) is not None and (above := parent.chain) is not None and above.end < self.end:
             at = bisect_left(above.starts, parent.start) + 1
             if at < len(above.nodes):
-                Chain(above.nodes[at:], above.tokens[parent.end - above.starts[0] :])
+                rest = Chain(above.nodes[at:], above.tokens[parent.end - above.starts[0] :])
+                for rank in parent.ranks:
+                    rank.stale.add(rest.nodes[0])  # until now nobody noted it (ranking.py)
                 del above.nodes[at:], above.starts[at:]
             above._carry_on(chain)
             chain = above

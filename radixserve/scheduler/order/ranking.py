@@ -8,7 +8,8 @@ tree's tour. Only covered nodes are compared with one another, all of them in on
     places    of a node: itself, for its own requests; each child that is not covered wholly, by the rank of the first below it, at the
               depth covered; not one that is held: all below it wait for a running request that computes what they begin with
 
-Below what is not covered nobody looks at places: changes deep inside are noted as stale and looked up when the node is covered.
+Below what is not covered nobody looks at places: those of chains' first nodes are noted as stale, and looked up when the node above is
+covered; those of the others in a chain are looked up then in any case.
 """
 
 import heapq
@@ -88,7 +89,7 @@ class NodeRank:
     def __init__(self) -> None:
         self.own: LazyMin[RequestState] = LazyMin()  # requests that hang here, by rank
         self.places: LazyMin[PromptNode] = LazyMin()
-        self.stale: set[PromptNode] = set()  # children whose place must be looked up before it counts
+        self.stale: set[PromptNode] = set()  # children whose places must be looked up before they count
 
 
 class Rules(NamedTuple):
@@ -145,16 +146,27 @@ class Ranking:
         own = rank.own.first()
         self._tour.put(node.opens, self._index, own[0] if own is not None else NO_KEY)
         rank.places.put(node, self._key_at_depth(own[0], node.end) if own is not None else None)
+        top = node
+        if node.parent is not None and not node.is_covered:
+            node.parent.ranks[self._index].places.put(node, self._place(node))
+            top = self._show(node)
+        self._put_top(top)
+
+    def _show(self, node: "PromptNode") -> "PromptNode":
+        """Put right the place that shows of a node that is not covered, and note those between them. Returns the covered node above."""
         step = node
-        while not step.is_covered:
-            parent = step.parent
+        while True:
+            assert step.chain is not None
+            first = step.chain.first_uncovered(step)
+            parent = first.parent
             assert parent is not None
-            if step is node or parent.is_covered:
-                parent.ranks[self._index].places.put(step, self._place(step))
-            else:
-                parent.ranks[self._index].stale.add(step)
+            rank = parent.ranks[self._index]
+            if parent.is_covered:
+                rank.places.put(first, self._place(first))
+                return parent
+            if first is not node:  # its own place is right
+                rank.stale.add(first)
             step = parent
-        self._put_top(step)
 
     def settle(self, nodes: Iterable["PromptNode"]) -> None:
         """Coverage or marks of these changed, nobody came or went."""
@@ -163,9 +175,7 @@ class Ranking:
             parent, rank = node.parent, node.ranks[self._index]
             if node.is_covered:
                 tops[id(node)] = node
-                for child in rank.stale:
-                    rank.places.put(child, self._place(child))
-                rank.stale.clear()
+                self._look_up(node, rank)
             else:
                 self._tops.put(node, None)
             if parent is None:
@@ -177,6 +187,14 @@ class Ranking:
                 parent.ranks[self._index].stale.add(node)
         for node in tops.values():
             self._put_top(node)
+
+    def _look_up(self, node: "PromptNode", rank: NodeRank) -> None:
+        following = node.chain.after(node) if node.chain is not None else None
+        if following is not None:
+            rank.stale.add(following)
+        for child in rank.stale:
+            rank.places.put(child, self._place(child))
+        rank.stale.clear()
 
     def _put_top(self, node: "PromptNode") -> None:
         best = node.ranks[self._index].places.first() if node.is_covered else None

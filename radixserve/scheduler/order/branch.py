@@ -48,7 +48,11 @@ class Branch:
     def refresh(self, node: PromptNode) -> None:
         own = self._ranking.first_at(node)
         node.ranks[self._index].places.put(node, self._plain(own) if own is not None else None)
-        self._mark(node)
+        if node.children or node.parent is None:
+            self._mark(node)
+        else:  # thousands may come before anybody looks
+            node.parent.ranks[self._index].places.put(node, self._place(node))
+            self._mark(node.parent)
 
     def settle(self, nodes: Iterable[PromptNode]) -> None:
         pending = set(nodes)

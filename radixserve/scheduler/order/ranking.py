@@ -210,7 +210,11 @@ class Ranking:
         return self._rules.at_depth(key, depth // self._token_bytes)
 
     def _first_below(self, node: "PromptNode") -> Key:
-        return self._tour.first(node.opens, node.closes, self._index)
+        if node.children:
+            return self._tour.first(node.opens, node.closes, self._index)
+        own = node.ranks[self._index].own.first()
+        assert own is not None, "a leaf without requests"
+        return own[0]
 
     # ---- who is first
 

@@ -140,10 +140,17 @@ class WaitingQueue:
         return all(ranking.key_at(waiting, 0) < ranking.key_at(running, running.num_computed) for ranking in self._rankings)
 
     def _overdue_in(self, node: PromptNode) -> RequestState | None:
+        """The first that is overdue, of all at and below the node. That need not be the oldest: who came back begins to wait anew."""
         oldest = self._arrival.first_below(node)
-        if not self._overtakings.is_overdue(oldest, self._arrival.key(oldest.request.request_id)):
+        if self._is_overdue(oldest):
+            return oldest
+        if not self._overtakings.is_any_overdue:
             return None
-        return oldest
+        overdue = [state for state in node.all_requests() if self._is_overdue(state)]
+        return min(overdue, key=lambda state: self._arrival.key(state.request.request_id), default=None)
+
+    def _is_overdue(self, state: RequestState) -> bool:
+        return self._overtakings.is_overdue(state, self._arrival.key(state.request.request_id))
 
     def _num_short_tokens(self, state: RequestState) -> float:
         """Tokens of the cache that it displaces, times the share of prompts that was found again so far. What it matches now it keeps."""

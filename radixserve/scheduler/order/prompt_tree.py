@@ -66,6 +66,13 @@ class PromptNode:
     def is_covered(self) -> bool:
         return self.covered == len(self.tokens)
 
+    def all_requests(self) -> Iterator[RequestState]:
+        """Here and below."""
+        pending = [self]
+        for node in pending:
+            pending.extend(node.children.values())
+            yield from node.requests.values()
+
     def __repr__(self) -> str:
         return f"<PromptNode {self.start}..{self.end}, {self.covered} covered, {self.weight} requests>"
 

@@ -45,7 +45,9 @@ class Tour:
             keys.insert(at, NO_KEY)
         if len(block.marks) > MAX_MARKS:
             middle = len(block.marks) // 2
-            self._replace(block.index, 1, [(block.marks[part], [keys[part] for keys in block.keys]) for part in (slice(middle), slice(middle, None))])
+            self._replace(
+                block.index, 1, [(block.marks[part], [keys[part] for keys in block.keys]) for part in (slice(middle), slice(middle, None))]
+            )
 
     def remove(self, mark: Mark) -> None:
         block = mark.block

@@ -3,7 +3,7 @@
     root ── [SYS DOC_A] ─┬─ [Q1]  two requests        each edge: a run of tokens, whole pages; requests hang where the part of their
                          └─ [Q2]  one request         prompt ends that may be re-used at all
 
-It says nothing of what is cached: `covered` and `at` are written by coverage.py, `holder` by sharing.py, `ranks` by ranking.py and branch.py.
+It says nothing of what is cached: `covered` and `at` are written by coverage.py, `holder` by sharing.py, `ranks` by ranking.py, branch.py.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
 """Who is first. A change costs about the same however deep the prompts' tree is: nothing is handed upward from node to node.
 
-Coverage parts the tree: from the root down to some depth its nodes are covered wholly, below they are not. Requests that hang below one node
-where coverage ends match the same length, and stand in an order that does not depend on it (`rank`): their first is found in the
-tree's tour. Only covered nodes are compared with one another, all of them in one heap:
+Coverage parts the tree: from the root down to some depth its nodes are covered wholly, below they are not. Requests below one node where
+coverage ends match the same length, and stand in an order that does not depend on it (`rank`): their first is found in the tree's
+tour. Only covered nodes are compared with one another, all of them in one heap:
 
     tops      every covered node, by the first of its places
     places    of a node: itself, for its own requests; each child that is not covered wholly, by the rank of the first below it, at the

@@ -1,9 +1,9 @@
-"""Tour: the smallest key of any subtree, without a walk through it. A row with a mark where the walk around a tree enters and leaves each node:
+"""Tour: the smallest key of any subtree, without a walk through it. A row with a mark where a walk round the tree enters and leaves a node:
 
     a (b () c (d ()))      row:  (a  (b  b)  (c  (d  d)  c)  a)        what is below c lies between its two marks, however deep
 
 The row is kept in blocks of about a hundred marks, each with its own smallest key: a change touches one block, a question the ends of two
-blocks and the smallest keys of those between. So the cost does not grow with the tree's depth, and with its size only as the number of blocks.
+blocks and the smallest keys of those between. So the tree's depth does not count, and its size only as the number of blocks.
 """
 
 from math import inf

@@ -10,6 +10,7 @@ from radixserve.config import SchedulerConfig
 from radixserve.core import BASE_NAMESPACE
 from radixserve.scheduler.order import tour as tour_module
 from radixserve.scheduler.order.prompt_tree import PromptNode, PromptTree
+from radixserve.scheduler.order.ranking import LazyMin
 from radixserve.scheduler.order.tour import NO_KEY, Key, Mark, Tour
 from radixserve.scheduler.policy import WaitingQueue
 from radixserve.scheduler.state import RequestState
@@ -158,3 +159,65 @@ def test_what_a_deep_path_costs(policy: str) -> None:
         profile.disable()
         counts.append(sum(entry.callcount for entry in profile.getstats()))
     assert statistics.median(counts) < 1500
+
+
+@pytest.mark.parametrize("policy", ["lpm", "fcfs", "cost", "dfs-weight"])
+def test_each_place_is_right_where_coverage_comes_and_goes(policy: str) -> None:
+    """Prompts within prompts of other prompts; changes deep below what is not cached, then cached step by step, and evicted again.
+
+    Each covered node's places, and its place among all, are those that a walk through what waits below it gives.
+    """
+    rng = random.Random(1)
+    cache = PrefixCache(3000)
+    queue = WaitingQueue(SchedulerConfig(schedule_policy=policy), cache)
+    stems = [[rng.randrange(2) for _ in range(60)] for _ in range(3)]
+    waiting: list[str] = []
+
+    def prompt() -> list[int]:
+        stem = rng.choice(stems)
+        cut, second = rng.randrange(60), rng.choice(stems)
+        return [*stem[:cut], *second[: rng.randrange(20)], *(rng.randrange(2) for _ in range(rng.randrange(6))), 7]
+
+    for number in range(3000):
+        waiting.append(str(number))
+        one = RequestState(request(str(number), prompt()), 0.0, 100, number)
+        queue.add(one)
+        while len(waiting) > 150:
+            queue.remove(waiting.pop(rng.choice([0, 0, rng.randrange(100)])))
+        if number % 7 == 0:
+            stem = ints(prompt()[: rng.randrange(1, 60)])
+            path = cache.lock(cache.match(BASE_NAMESPACE, stem, 0), number)
+            cache.reserve(path, len(stem), number)
+            cache.release(path, stem, len(stem), number)
+        if number % 40 == 0:
+            cache.make_room(cache.num_free_pages + cache.num_evictable_pages * rng.randrange(11) // 10, number)
+        if number % 5 == 0:
+            queue.start_pass(())
+            assert queue.head() is not None
+            check_places(queue)
+
+
+def check_places(queue: WaitingQueue) -> None:
+    for index, ranking in enumerate(queue._rankings):
+        tops = {}
+        for node in [queue._prompts.root, *queue._prompts.nodes()]:
+            if not node.is_covered:
+                continue
+            ways = [(node, node.end, list(node.requests.values()))]
+            ways += [(child, child.depth, list(child.all_requests())) for child in node.children.values() if not child.is_covered]
+            places = {way: min(ranking.key_at(one, depth // 4) for one in states) for way, depth, states in ways if states}
+            held = {way: ranking_place[0] for way, ranking_place in place_of(node, index).items()}
+            assert held == places
+            if places:
+                tops[node] = min(places.values())
+        assert {node: key for key, node in all_of(ranking._tops)} == tops
+
+
+def place_of(node: PromptNode, index: int) -> dict[PromptNode, tuple[Key, PromptNode]]:
+    return {entry[1]: entry for entry in all_of(node.ranks[index].places)}
+
+
+def all_of(kept: LazyMin[PromptNode]) -> list[tuple[Key, PromptNode]]:
+    if kept._items is not None:
+        return list(kept._items.values())
+    return [kept._only] if kept._only is not None else []

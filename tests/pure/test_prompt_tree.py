@@ -176,7 +176,7 @@ def test_each_place_is_right_where_coverage_comes_and_goes(policy: str) -> None:
     def prompt() -> list[int]:
         stem = rng.choice(stems)
         cut, second = rng.randrange(60), rng.choice(stems)
-        return [*stem[:cut], *second[: rng.randrange(20)], *(rng.randrange(2) for _ in range(rng.randrange(6))), 7]
+        return [*stem[:cut], *(rng.randrange(5) for _ in range(rng.randrange(2))), *second[: rng.randrange(20)], rng.randrange(5), 7]
 
     for number in range(3000):
         waiting.append(str(number))
@@ -221,3 +221,20 @@ def all_of(kept: LazyMin[PromptNode]) -> list[tuple[Key, PromptNode]]:
     if kept._items is not None:
         return list(kept._items.values())
     return [kept._only] if kept._only is not None else []
+
+
+def test_a_place_that_nobody_noted_is_looked_up_when_its_node_leaves_the_chain() -> None:
+    cache = PrefixCache(3000)
+    queue = WaitingQueue(SchedulerConfig(), cache)
+    prompts = [[1, 2, 3, 4, 5, 6, own, 0] for own in (10, 11, 12)]
+    prompts += [[1, 2, 3, 4, 13, 0], [1, 2, 9, 0]]
+    for number, tokens in enumerate(prompts):
+        queue.add(RequestState(request(str(number), tokens), 0.0, 100, number))
+    queue.remove("0")  # below 1 2 3 4 5 6, where the way up is one chain
+    queue.add(RequestState(request("long", [1, 2, 8, *[0] * 20]), 0.0, 100, 9))  # it carries the chain on from 1 2
+    path = cache.lock(cache.match(BASE_NAMESPACE, ints([1, 2]), 0), 0.0)
+    cache.reserve(path, 2, 0.0)
+    cache.release(path, ints([1, 2]), 2, 0.0)
+    head = queue.head()
+    assert head is not None and head.request.request_id == "1"
+    check_places(queue)

@@ -18,7 +18,7 @@ from radixserve.tree.prefix_cache import PrefixCache
 from tests.pure.helpers import ints, request
 
 
-@pytest.mark.parametrize("max_marks", [4, 16, 128])
+@pytest.mark.parametrize("max_marks", [4, 16, 64])
 def test_a_tour_against_a_list(max_marks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Grown to a thousand marks and emptied again, so that blocks part and join."""
     monkeypatch.setattr(tour_module, "MAX_MARKS", max_marks)

@@ -2,7 +2,7 @@
 
     a (b () c (d ()))      row:  (a  (b  b)  (c  (d  d)  c)  a)        what is below c lies between its two marks, however deep
 
-The row is kept in blocks of about a hundred marks, each with its own smallest key: a change touches one block, a question the ends of two
+The row is kept in blocks of about fifty marks, each with its own smallest key: a change touches one block, a question the ends of two
 blocks and the smallest keys of those between. So the tree's depth does not count, and its size only as the number of blocks.
 """
 
@@ -10,7 +10,7 @@ from math import inf
 
 Key = tuple[float, ...]  # the smallest goes first; no two requests have equal ones
 NO_KEY: Key = (inf,)
-MAX_MARKS = 128  # in a block; fewer than a quarter are joined with a neighbour's
+MAX_MARKS = 64  # in a block; fewer than a quarter are joined with a neighbour's
 
 
 class Mark:

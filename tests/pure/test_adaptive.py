@@ -88,7 +88,7 @@ def test_a_retraction_teaches_the_duel_nothing() -> None:
     bench.add(request("a", range(2, 202), max_tokens=9, ignore_eos=True))
     for _ in range(4):
         bench.step()
-        bench.scheduler._retract(bench.scheduler._running["a"], bench.now)
+        bench.scheduler._retractions.retract(bench.scheduler._running["a"], bench.now)
     bench.drain()
     assert isinstance(bench.cache, PrefixCache)
     order = bench.cache.tree.order

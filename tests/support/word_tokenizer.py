@@ -4,10 +4,11 @@ import itertools
 from pathlib import Path
 
 from bench.words import Words
+from tests.support.tiny_models import SPECIAL_TOKENS
 
 
 def write_word_tokenizer(directory: Path) -> Path:
-    """Fill `directory` with a tokenizer.json whose words are of the form bakedi: 360 of them, each one token."""
+    """Fill `directory` with a tokenizer.json whose words are of the form bab or dabe: some 400, each one token."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     syllables = ["".join(pair) for pair in itertools.product("bdfklm", "aeo")]
@@ -17,7 +18,7 @@ def write_word_tokenizer(directory: Path) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=4000, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=4000, special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator([f"x {word} {word}" for word in words], trainer)
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -49,7 +49,9 @@ def test_summary_of_a_run() -> None:
     assert (summary.ttft_p50, summary.itl_p50, summary.itl_max) == pytest.approx((0.3, 0.6, 0.8))
     assert summary.tpot_p50 == pytest.approx(0.5)
     assert (summary.cached_tok, summary.served_in_tok, summary.hit_rate, summary.cached_requests) == (90, 200, 0.45, 1)
-    assert "requests, 1 FAILED" in describe(summary, 1, 1.0)
+    text = describe(summary, 1, 1.0)
+    assert "requests, 1 FAILED" in text
+    assert "sent late by p50/p99/max 1.0/2.0/3.0 ms; 0.40 ms CPU per request, 5.0% of a core" in text
 
 
 def test_the_servers_counter_is_compared() -> None:

@@ -8,7 +8,18 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.experiment.exposition import CACHED_TOKENS, EVICTED_TOKENS, PREFILL_TOKENS, QUEUE_SECONDS, RETRACTED, StepClock
+from bench.experiment.exposition import (
+    CACHED_TOKENS,
+    EVICTABLE_TOKENS,
+    EVICTED_TOKENS,
+    LOCKED_TOKENS,
+    POOL_TOKENS,
+    PREFILL_TOKENS,
+    PRIVATE_TOKENS,
+    QUEUE_SECONDS,
+    RETRACTED,
+    StepClock,
+)
 from bench.experiment.plan import Limits
 from bench.experiment.results import RequestRecord, Results, Run
 from bench.report import percentile
@@ -75,6 +86,14 @@ def time_split(run: Run) -> TimeSplit | None:
     model = max(0.0, steps - bookkeeping)
     prefill = model * min(1.0, clock.prefill_s / steps) if steps else 0.0
     return TimeSplit(prefill, model - prefill, bookkeeping, max(0.0, run.wall_s - steps))
+
+
+def mean_split(runs: Sequence[Run]) -> TimeSplit | None:
+    """The mean of each part over runs, so that the parts still add up; None if one of them does not tell, or there is none."""
+    splits = [split for run in runs if (split := time_split(run)) is not None]
+    if not splits or len(splits) < len(runs):
+        return None
+    return TimeSplit(*(statistics.fmean(getattr(split, part) for split in splits) for part in ("prefill", "decode", "bookkeeping", "idle")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +167,28 @@ def evicted(run: Run) -> float | None:
 
 def retracted(run: Run) -> float | None:
     return run.counters.get(RETRACTED)
+
+
+def peak_pool_use(run: Run) -> float | None:
+    """Largest share of the pool that running requests held, of what was sampled."""
+    return max((used for _, used, _ in pool_samples(run)), default=None)
+
+
+def peak_pool_cached(run: Run) -> float | None:
+    return max((cached for _, _, cached in pool_samples(run)), default=None)
+
+
+def pool_samples(run: Run) -> list[tuple[Seconds, float, float]]:
+    """(when, share of the pool held by running requests, share that is cached and free to go)."""
+    return [
+        (
+            sample.at_s,
+            (sample.figures.get(LOCKED_TOKENS, 0.0) + sample.figures.get(PRIVATE_TOKENS, 0.0)) / pool,
+            sample.figures.get(EVICTABLE_TOKENS, 0.0) / pool,
+        )
+        for sample in run.samples
+        if (pool := sample.figures.get(POOL_TOKENS, 0.0)) > 0
+    ]
 
 
 def is_good(record: RequestRecord, limits: Limits) -> bool:

@@ -78,6 +78,7 @@ class Plan:
     servers: tuple[ServerPlan, ...]
     loads: tuple[LoadPlan, ...]
     baseline: str  # label of the server that the others are compared with
+    headline: str  # label of the load whose figures stand first; chosen beforehand, so that nobody picks the best
     about: str = ""
     seed: int = 1
     flags: tuple[str, ...] = ()  # of every server of this project
@@ -121,6 +122,7 @@ def parse_plan(document: dict[str, Any]) -> Plan:
         servers=servers,
         loads=loads,
         baseline=table.text("baseline", servers[-1].label if servers else ""),
+        headline=table.text("headline", loads[0].label if loads else ""),
         seed=table.integer("seed", 1, at_least=0),
         flags=table.texts("flags"),
         model_dir=table.text("model_dir", ""),
@@ -201,6 +203,8 @@ def _check(plan: Plan) -> None:
             raise PlanError(f"{what}: expected at least one [[{what}]], got none")
         if twice := next((label for label in labels if labels.count(label) > 1), None):
             raise PlanError(f"{what}: expected labels that differ, got {twice!r} twice")
+    if plan.headline not in (loads := [load.label for load in plan.loads]):
+        raise PlanError(f"headline: expected the label of a load ({', '.join(loads)}), got {plan.headline!r}")
     known = [server.label for server in plan.servers]
     named = {"baseline": plan.baseline, **({"ttft.server": plan.ttft.server} if plan.ttft else {})}
     for place, label in named.items():

@@ -1,7 +1,7 @@
 """python -m bench.experiment plan.toml: run an experiment, or make the report of one again.
 
-  python -m bench.experiment bench/plans/quick.toml --out bench/out/quick
-  python -m bench.experiment --report bench/out/quick
+python -m bench.experiment bench/plans/quick.toml --out bench/out/quick
+python -m bench.experiment --report bench/out/quick
 """
 
 import argparse
@@ -18,8 +18,8 @@ from bench.experiment.plan import load_plan
 from bench.experiment.report import write_report
 from bench.experiment.results import Results, read_results, write_results
 from bench.experiment.runner import run_experiment
-from bench.experiment.sections import command_line
 from bench.experiment.tables import PlanError
+from bench.experiment.trust import command_line
 from bench.servers import ServerStartError
 
 
@@ -38,7 +38,11 @@ async def _run(path: Path, arguments: Sequence[str]) -> Results:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     start = time.perf_counter()
-    return await run_experiment(plan, command_line(arguments), lambda text: print(f"[{time.perf_counter() - start:6.1f} s] {text}", flush=True))
+
+    def say(text: str) -> None:
+        print(f"[{time.perf_counter() - start:6.1f} s] {text}", flush=True)
+
+    return await run_experiment(plan, command_line(arguments), say)
 
 
 def _main(arguments: Sequence[str]) -> int:

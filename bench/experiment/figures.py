@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.experiment.exposition import (
+from bench.experiment.counters import (
     CACHED_TOKENS,
     EVICTABLE_TOKENS,
     EVICTED_TOKENS,
@@ -21,8 +21,8 @@ from bench.experiment.exposition import (
     StepClock,
 )
 from bench.experiment.plan import Limits
-from bench.experiment.results import RequestRecord, Results, Run
-from bench.report import percentile
+from bench.experiment.results import Results, Run
+from bench.records import RequestRecord, percentile
 
 Seconds = float
 

@@ -93,7 +93,8 @@ def _of_load(results: Results, load: LoadPlan, server: str) -> str:
         cost = "" if split is None else f" Tree and scheduler took {percent(split.bookkeeping / split.total, 2)} of the time"
         return f"{head}nothing is shared, so there is nothing to gain: {speed}.{cost}{', which is what the tree can cost.' if cost else ''}"
     short = "" if hit.median >= ideal - NEAR else f" ({_why_short(results, load.label, server)})"
-    return f"{head}{percent(hit.median)} of the prompt tokens re-used, ideal {percent(ideal)}{short}. {_against_bound(pairs, ratio, speed, results)}"
+    re_used = f"{percent(hit.median)} of the prompt tokens re-used, ideal {percent(ideal)}{short}."
+    return f"{head}{re_used} {_against_bound(pairs, ratio, speed, results)}"
 
 
 def _why_short(results: Results, load: str, server: str) -> str:
@@ -125,8 +126,8 @@ def _of_floor(results: Results) -> str:
     each = [f"{ms(pair.hit_s)} ms instead of {ms(pair.cold_s)} for {pair.p:,} of {pair.n:,} tokens" for pair in results.ttft]
     over = [pair.ratio / pair.floor for pair in results.ttft]
     return (
-        f"One request at a time, a hit has its first token after {listed(each)}: {min(over):.2f} to {max(over):.2f} times the floor that the "
-        "arithmetic of prefill sets."
+        f"One request at a time, a hit has its first token after {listed(each)}: {min(over):.2f} to {max(over):.2f} times the floor that "
+        "the arithmetic of prefill sets."
     )
 
 
@@ -137,9 +138,10 @@ def _of_rates(results: Results, load: LoadPlan) -> str:
         told.append(
             f"{label} {f'sustains {rate:g} requests/s' if rate is not None else f'does not sustain {min(load.rates):g} requests/s'}"
         )
+    tried = ", ".join(f"{rate:g}" for rate in load.rates)
     return (
-        f"`{load.label}`: with TTFT up to {limits.ttft_ms:g} ms and {limits.tpot_ms:g} ms per token for at least {percent(limits.share, 0)} of the "
-        f"requests, {listed(told)} (of the rates tried: {', '.join(f'{rate:g}' for rate in load.rates)})."
+        f"`{load.label}`: with TTFT up to {limits.ttft_ms:g} ms and {limits.tpot_ms:g} ms per token for at least "
+        f"{percent(limits.share, 0)} of the requests, {listed(told)} (of the rates tried: {tried})."
     )
 
 
@@ -152,4 +154,5 @@ def _of_pressure(results: Results, server: str) -> str:
     evicted, retracted = sum(value or 0.0 for value in gone), sum(value or 0.0 for value in back)
     if not evicted and not retracted:
         return "The pool was never short: nothing evicted, nobody put back to wait."
-    return f"The pool was short at times: {count(evicted)} tokens evicted and {count(retracted)} requests put back to wait in {len(runs)} runs."
+    moves = f"{count(evicted)} tokens evicted and {count(retracted)} requests put back to wait"
+    return f"The pool was short at times: {moves} in {len(runs)} runs of {server}."

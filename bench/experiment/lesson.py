@@ -64,9 +64,9 @@ def lesson_in_words(groups: list[GroupHits]) -> str:
     )
     if near_zero and near_ideal:
         return (
-            f"**What changes belongs at the end of a prompt.** {figures} A prefix tree re-uses a beginning: one different token at the front and all "
-            "that follows is new, however equal it looks to a reader. Time stamps and ids go last, tool schemas and JSON keys keep one order, and "
-            "blanks and Unicode forms are normalised before the prompt is built."
+            f"**What changes belongs at the end of a prompt.** {figures} A prefix tree re-uses a beginning: one different token at the "
+            "front, and all that follows is new, however equal it looks to a reader. Time stamps and ids go last, tool schemas and JSON "
+            "keys keep one order, and blanks and Unicode forms are normalised before the prompt is built."
         )
     worst = max(both, key=lambda group: group.front or 0.0)
     return f"{figures} The figures differ by the kind of change: `{worst.change}` keeps {worst.front or 0.0:.1%} even at the front."

@@ -1,4 +1,5 @@
-"""The pictures of a report. Each function draws one PNG into `folder` and says so by its file name, or None where there is nothing to show."""
+"""The pictures of a report that are bars. Each function draws one PNG into `folder` and returns its name; None if there is nothing to "
+"show."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from bench.experiment.style import BOOKKEEPING, DECODE, FAINT, IDLE, INK, PREFIL
 
 ROW_IN = 0.36  # inches of height per bar
 Drawn = str | None
+Panel = tuple[str, Callable[[Run], float | None], float, Callable[[float], str]]  # title, figure of a run, factor, how it is written
 
 
 def _height(num_rows: int, num_series: int) -> float:
@@ -179,7 +181,7 @@ def token_latency(results: Results, folder: Path) -> Drawn:
 
 
 def throughput(results: Results, folder: Path) -> Drawn:
-    panels: list[tuple[str, Callable[[Run], float | None], float, Callable[[float], str]]] = [
+    panels: list[Panel] = [
         ("Output tokens per second", f.output_rate, 1.0, _short),
         ("Requests per second", f.request_rate, 1.0, lambda value: f"{value:.2f}"),
         ("Mean time in the queue, ms", f.queue_mean_s, 1e3, _whole),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from bench.experiment import curves, plots, sections
+from bench.experiment import curves, plots, sections, speed, trust
 from bench.experiment.findings import subject
 from bench.experiment.lesson import perturbed_groups
 from bench.experiment.page import Block, to_html, to_markdown
@@ -33,12 +33,12 @@ def blocks_of(results: Results, pictures: sections.Pictures) -> list[Block]:
         *sections.attribution(results, pictures),
         *sections.reuse(results, pictures),
         *sections.lesson(results, pictures),
-        *sections.latency(results, pictures),
-        *sections.throughput(results, pictures),
-        *sections.goodput(results, pictures),
-        *sections.pool(results, pictures),
-        *sections.checks(results),
-        *sections.method(results),
+        *speed.latency(results, pictures),
+        *speed.throughput(results, pictures),
+        *speed.goodput(results, pictures),
+        *speed.pool(results, pictures),
+        *trust.checks(results),
+        *trust.method(results),
     ]
 
 

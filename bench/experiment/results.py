@@ -9,43 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.experiment.exposition import Figures
 from bench.experiment.plan import LoadPlan, Plan, parse_plan
+from bench.metrics import Figures
+from bench.records import RequestRecord
 
 FORMAT = 1
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRecord:
-    """One request as the client saw it. Token counts are the server's; None where it does not tell."""
-
-    id: str
-    group: str
-    scheduled_s: float | None  # when it ought to be sent; None in a closed loop
-    sent_s: float
-    first_token_s: float | None
-    token_times_s: tuple[float, ...]
-    done_s: float
-    prompt_tokens: int | None
-    cached_tokens: int | None
-    output_tokens: int
-    error: str | None = None
-
-    @property
-    def ttft_s(self) -> float | None:
-        """From its own sending to its first token."""
-        return None if self.error or self.first_token_s is None else self.first_token_s - self.sent_s
-
-    @property
-    def tpot_s(self) -> float | None:
-        """Mean time per output token after the first."""
-        if self.error or len(self.token_times_s) < 2 or self.output_tokens < 2:
-            return None
-        return (self.token_times_s[-1] - self.token_times_s[0]) / (self.output_tokens - 1)
-
-    @property
-    def gaps_s(self) -> list[float]:
-        return [later - earlier for earlier, later in zip(self.token_times_s, self.token_times_s[1:])]
+_RECORD_FIELDS = [spec.name for spec in dataclasses.fields(RequestRecord) if spec.name != "text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +108,8 @@ def write_results(results: Results, path: Path) -> None:
     plain = _rounded(dataclasses.asdict(results))
     plain["plan"] = _without_defaults(plain["plan"])
     for run in plain["runs"]:
-        run["records"] = [list(record.values()) for record in run["records"]]
-    head = {"format": FORMAT, "record_fields": [spec.name for spec in dataclasses.fields(RequestRecord)]}
+        run["records"] = [[record[name] for name in _RECORD_FIELDS] for record in run["records"]]
+    head = {"format": FORMAT, "record_fields": _RECORD_FIELDS}
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in {**head, **plain}.items() if name != "runs"]
     runs = ",\n".join(json.dumps(run, separators=(",", ":")) for run in plain["runs"])
     path.write_text("{\n" + ",\n".join(lines) + f',\n"runs": [\n{runs}\n]\n}}\n', encoding="utf-8")

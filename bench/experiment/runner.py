@@ -10,18 +10,19 @@ from datetime import datetime
 from pathlib import Path
 
 from bench.client import RequestFailedError, fetch
-from bench.experiment.drive import Drive, warm_up
+from bench.experiment.counters import all_growth
 from bench.experiment.environment import describe_environment
-from bench.experiment.exposition import COUNTERS, growth, read_metrics
 from bench.experiment.peers import NotInstalledError, resolve_command
 from bench.experiment.plan import LoadPlan, Plan, ServerPlan
 from bench.experiment.results import Results, Run, ServerInfo, TtftResult
 from bench.experiment.sampler import Sampler
 from bench.experiment.tables import PlanError
 from bench.hardware import package_version
+from bench.load import ClosedLoop, Mode, OpenLoop, Target, flush, run
 from bench.servers import Server
 from bench.ttft import measure_ttft, read_model_shape
 from bench.words import Words, find_model_dir
+from bench.workloads import Workload, make_workload, warm_up
 
 Say = Callable[[str], None]
 
@@ -33,24 +34,29 @@ class _Live:
     plan: ServerPlan
     url: str
 
+    @property
+    def target(self) -> Target:
+        return Target(self.url, self.plan.model, self.plan.path, self.plan.send_text, self.plan.extra)
+
 
 async def run_experiment(plan: Plan, command: str, say: Say) -> Results:
     """Raises PlanError before any server starts, ServerStartError, RequestFailedError; nothing is left running in any case."""
     started_at, clock = datetime.now().astimezone(), time.perf_counter()
     model_dir = find_model_dir(Path(plan.model_dir) if plan.model_dir else None)
-    drive = Drive(Words(model_dir))
+    words = Words(model_dir)
     for index, load in enumerate(plan.loads):
         try:
-            drive.workload(load, plan.seed)
-        except ValueError as error:
+            _workload(load, words, plan.seed)
+        except (ValueError, OSError) as error:
             raise PlanError(f"loads[{index}] ({load.label}): {error}") from None
     environment = describe_environment()
     async with AsyncExitStack() as stack:
         infos, live = await _start(stack, plan, model_dir, say)
         for server in [*live, *reversed(live)]:
-            await warm_up(drive, server.plan, server.url)
-        runs = [run for load in plan.loads for run in await _run_load(drive, plan, load, live, say)]
-        ttft = await _ttft(drive, plan, live, model_dir, say)
+            # never the same prompts twice, or a warm server would re-use them
+            await run(warm_up(words, time.time_ns()), server.target, ClosedLoop(8))
+        runs = [run for load in plan.loads for run in await _run_load(words, plan, load, live, say)]
+        ttft = await _ttft(words, plan, live, model_dir, say)
     took_s = time.perf_counter() - clock
     return Results(plan, command, f"{started_at:%Y-%m-%d %H:%M}", took_s, environment, tuple(infos), tuple(runs), tuple(ttft))
 
@@ -101,7 +107,7 @@ async def _version(server: ServerPlan, url: str) -> str:
         return ""
 
 
-async def _run_load(drive: Drive, plan: Plan, load: LoadPlan, live: Sequence[_Live], say: Say) -> list[Run]:
+async def _run_load(words: Words, plan: Plan, load: LoadPlan, live: Sequence[_Live], say: Say) -> list[Run]:
     """Every rate, every repeat, every server; the order of the servers turns round from repeat to repeat."""
     runs = []
     for at, rate in enumerate(load.rates or (None,)):
@@ -109,34 +115,39 @@ async def _run_load(drive: Drive, plan: Plan, load: LoadPlan, live: Sequence[_Li
             # prompts of its own for each rate and repeat: a server that cannot flush has not seen them
             seed = plan.seed + at * load.repeats + repeat
             for server in live if repeat % 2 == 0 else reversed(live):
-                run = await _run_once(drive, plan, load, server, rate, repeat, seed)
+                run = await _run_once(words, plan, load, server, rate, repeat, seed)
                 say(_line(run))
                 runs.append(run)
     return runs
 
 
-async def _run_once(drive: Drive, plan: Plan, load: LoadPlan, server: _Live, rate: float | None, repeat: int, seed: int) -> Run:
-    workload = drive.workload(load, seed)
+async def _run_once(words: Words, plan: Plan, load: LoadPlan, server: _Live, rate: float | None, repeat: int, seed: int) -> Run:
+    workload = _workload(load, words, seed)
     if server.plan.flush:
-        await _flush(server)
-    before = await read_metrics(server.url, COUNTERS)
+        await flush(server.url, server.plan.flush)
+    mode: Mode = ClosedLoop(load.concurrency) if load.concurrency else OpenLoop(rate, load.arrivals, seed)
     async with Sampler(server.url, plan.sample_interval_s) as sampler:
-        wall_s, records = await drive.run(workload, load, server.plan, server.url, rate, seed)
-    counters = growth(before, await read_metrics(server.url, COUNTERS))
-    if records and all(record.error for record in records):
-        raise RequestFailedError(f"{server.plan.label}, load {load.label}: every request failed, the first with: {records[0].error}")
+        result = await run(workload, server.target, mode)
+    if not result.served:
+        raise RequestFailedError(f"{server.plan.label}, load {load.label}: every request failed, the first with: {result.records[0].error}")
     by_group = workload.ideal_by_group
-    ideal_by_group = by_group if len(by_group) > 1 else {}
-    kept = {name: value for name, value in counters.items() if "_bucket" not in name}
     return Run(
-        load.label, server.plan.label, rate, repeat, seed, wall_s, workload.ideal_hit_rate, ideal_by_group, tuple(records), kept, tuple(sampler.samples)
+        load.label,
+        server.plan.label,
+        rate,
+        repeat,
+        seed,
+        result.wall_s,
+        workload.ideal_hit_rate,
+        by_group if len(by_group) > 1 else {},
+        result.records,
+        all_growth(result.metrics_before, result.metrics_after),
+        tuple(sampler.samples),
     )
 
 
-async def _flush(server: _Live) -> None:
-    status, body = await fetch(server.url, "POST", server.plan.flush)
-    if status != 200:
-        raise RequestFailedError(f"{server.plan.label}: POST {server.plan.flush}: HTTP {status}: {body[:300].decode(errors='replace')}")
+def _workload(load: LoadPlan, words: Words, seed: int) -> Workload:
+    return make_workload(load.workload, words, seed, **load.options)
 
 
 def _line(run: Run) -> str:
@@ -145,14 +156,13 @@ def _line(run: Run) -> str:
     return f"{where}, {run.server}, repeat {run.repeat + 1}: {run.wall_s:.2f} s" + (f", {failed} requests failed" if failed else "")
 
 
-async def _ttft(drive: Drive, plan: Plan, live: Sequence[_Live], model_dir: Path, say: Say) -> list[TtftResult]:
+async def _ttft(words: Words, plan: Plan, live: Sequence[_Live], model_dir: Path, say: Say) -> list[TtftResult]:
     found = next((server for server in live if plan.ttft and server.plan.label == plan.ttft.server), None)
     if plan.ttft is None or found is None:
         return []
     shape, results = read_model_shape(model_dir), []
-    target = drive.target(found.plan, found.url)
     for n, p in plan.ttft.pairs:
-        pair = await measure_ttft(target, drive.words, shape, n, p, repeats=plan.ttft.repeats, seed=plan.seed)
+        pair = await measure_ttft(found.target, words, shape, n, p, repeats=plan.ttft.repeats, seed=plan.seed)
         say(f"one request at a time: {pair.describe()}")
         results.append(TtftResult(n, p, pair.repeats, pair.cold_s, pair.hit_s, pair.cached_tok, pair.floor))
     return results

@@ -6,8 +6,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from bench.experiment.exposition import EVICTED_TOKENS, GAUGES, RETRACTED, read_metrics
+from bench.experiment.counters import EVICTED_TOKENS, GAUGES, RETRACTED
 from bench.experiment.results import Sample
+from bench.metrics import read_metrics
 
 NAMES = (*GAUGES, EVICTED_TOKENS, RETRACTED)
 

@@ -1,9 +1,8 @@
-"""Prometheus' text format, read cheaply, since it is done twice a second beside a measurement; and the names of the figures used here."""
+"""The names of the server's figures that are used here, and what its step times say of a run."""
 
-import re
 from dataclasses import dataclass
 
-from bench.client import RequestFailedError, fetch
+from bench.metrics import Figures
 
 PROMPT_TOKENS = "sglang:prompt_tokens_total"
 CACHED_TOKENS = "sglang:cached_tokens_total"
@@ -38,42 +37,13 @@ COUNTERS = (
 )
 GAUGES = (RUNNING, WAITING, POOL_TOKENS, EVICTABLE_TOKENS, LOCKED_TOKENS, PRIVATE_TOKENS)
 
-Figures = dict[str, float]  # sample name, with its labels but model_name, e.g. radixserve_step_seconds_total{part="tree"}
-_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
-
-def parse_exposition(text: str, names: tuple[str, ...]) -> Figures:
-    """All samples whose name begins with one of `names`; the same sample of several models is added up."""
-    figures: Figures = {}
-    for line in text.splitlines():
-        if not line.startswith(names):
-            continue
-        name, _, rest = line.partition("{")
-        labels, value = "", ""
-        if rest:
-            labels, _, value = rest.rpartition("}")
-        else:
-            name, _, value = line.partition(" ")
-        kept = ",".join(f'{key}="{content}"' for key, content in _LABEL.findall(labels) if key != "model_name")
-        key = f"{name}{{{kept}}}" if kept else name
-        figures[key] = figures.get(key, 0.0) + float(value.split()[0])
-    return figures
-
-
-async def read_metrics(url: str, names: tuple[str, ...]) -> Figures | None:
-    """GET /metrics; None where the server has none."""
-    try:
-        status, body = await fetch(url, "GET", "/metrics", timeout_s=10)
-    except (RequestFailedError, OSError, TimeoutError):
-        return None
-    return parse_exposition(body.decode(errors="replace"), names) if status == 200 else None
-
-
-def growth(before: Figures | None, after: Figures | None) -> Figures:
-    """What each counter gained; nothing where one side is missing."""
+def all_growth(before: Figures | None, after: Figures | None) -> Figures:
+    """What each counter of COUNTERS gained, buckets of histograms left out; nothing where one side is missing."""
     if before is None or after is None:
         return {}
-    return {name: value - before.get(name, 0.0) for name, value in after.items()}
+    kept = {name: value for name, value in after.items() if name.startswith(COUNTERS) and "_bucket" not in name}
+    return {name: value - before.get(name, 0.0) for name, value in kept.items()}
 
 
 @dataclass(frozen=True, slots=True)

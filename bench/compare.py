@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -19,13 +18,13 @@ from pathlib import Path
 
 from bench.client import RequestFailedError
 from bench.hardware import describe_hardware
-from bench.load import Target, flush, run_workload
-from bench.report import RunResult, append_jsonl, describe, medians, spread
+from bench.load import ClosedLoop, Target, flush, run
+from bench.report import RunSummary, append_jsonl, describe, medians, spread, summarize
 from bench.servers import Server, ServerStartError, StepClock, read_step_clock
-from bench.serving import add_load_arguments, check_load_arguments, load_from_arguments
+from bench.serving import add_load_arguments, check_load_arguments, warm_up
 from bench.ttft import measure_ttft, read_model_shape
 from bench.words import Words, find_model_dir
-from bench.workloads import warm_up
+from bench.workloads import make_workload
 
 BOUND_SHARE_GOAL = 0.85  # of 1 / (1 - h f), on load A
 OVERHEAD_GOAL = 0.01  # tree and scheduler in the step time, on load B
@@ -35,7 +34,7 @@ OVERHEAD_GOAL = 0.01  # tree and scheduler in the step time, on load B
 class Run:
     """One run of a load on one server, and what its engine's clocks say of it."""
 
-    result: RunResult
+    result: RunSummary
     clock: StepClock
 
 
@@ -62,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench.compare", description="Compare re-use on and off; flags after -- go to both servers."
     )
-    add_load_arguments(parser, default_load="A,B")
+    add_load_arguments(parser, default="A,B")
     parser.add_argument("--ttft", type=_lengths, default=[], help="also one request at a time: n:p pairs, e.g. 1024:896,2048:1920")
     parser.add_argument("--ttft-repeats", type=int, default=7, help="pairs of cold and hit for each n:p (default: %(default)s)")
     return parser
@@ -76,10 +75,13 @@ def _lengths(text: str) -> list[tuple[int, int]]:
 
 
 async def _run_once(server: Server, words: Words, args: argparse.Namespace, name: str, seed: int) -> Run:
-    workload = load_from_arguments(args, name, words, seed)
+    workload = make_workload(name, words, seed, **dict(args.option))
     await flush(server.url)
     before = await read_step_clock(server.url)
-    result = await run_workload(Target(server.url), words, workload, label=server.label, seed=seed)
+    done = await run(workload, Target(server.url), ClosedLoop(args.concurrency or workload.concurrency))
+    if done.errors:
+        raise RequestFailedError(f"{server.label}, load {name}: {done.errors[0].error}")
+    result = summarize(server.label, seed, done)
     clock = (await read_step_clock(server.url)).since(before)
     if args.out:
         append_jsonl(args.out, result)
@@ -110,7 +112,7 @@ def describe_pairs(name: str, pairs: Sequence[Pair]) -> str:
     )
 
 
-def _describe_side(results: Sequence[RunResult]) -> str:
+def _describe_side(results: Sequence[RunSummary]) -> str:
     return describe(medians(results), len(results), spread([result.wall_s for result in results]))
 
 
@@ -153,7 +155,7 @@ async def _compare(args: argparse.Namespace, names: Sequence[str], flags: Sequen
         on = await stack.enter_async_context(Server("on", flags))
         off = await stack.enter_async_context(Server("off", [*flags, "--disable-radix-cache"]))
         for server in (on, off, off, on):
-            await run_workload(Target(server.url), words, warm_up(words.ids, time.time_ns()), label=server.label, seed=0)
+            await warm_up(Target(server.url), words)
         for name in names:
             print(describe_pairs(name, await _run_pairs(on, off, words, args, name)), flush=True)
         for n, p in args.ttft:
@@ -169,10 +171,10 @@ def _main() -> int:
         own, flags = own[:split], own[split + 1 :]
     parser = _parser()
     args = parser.parse_args(own)
-    names = [] if args.load == "none" else check_load_arguments(parser, args)
+    names = [] if args.workload == "none" else check_load_arguments(parser, args)
     try:
         asyncio.run(_compare(args, names, flags))
-    except (RequestFailedError, ServerStartError, OSError, TimeoutError) as error:
+    except (RequestFailedError, ServerStartError, OSError, TimeoutError, ValueError) as error:
         print(f"comparison failed: {error}", file=sys.stderr)
         return 1
     return 0

@@ -56,8 +56,8 @@ class SharedPrefix:
     def about(self) -> str:
         turns = f", {self.num_turns} turns" if self.num_turns > 1 else ""
         return (
-            f"{self.num_groups} groups with {self.system_prompt_len} shared tokens each, {self.num_groups * self.prompts_per_group} prompts "
-            f"with {self.question_len} of their own{turns}, {self.output_len} out, groups {self.group_distribution}."
+            f"{self.num_groups} groups with {self.system_prompt_len} shared tokens each, {self.num_groups * self.prompts_per_group} "
+            f"prompts with {self.question_len} of their own{turns}, {self.output_len} out, groups {self.group_distribution}."
         )
 
     def requests(self, draw: Draw) -> list[WorkloadRequest]:

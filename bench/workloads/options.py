@@ -35,9 +35,9 @@ def _checked(where: str, default: object, value: object, metadata: Mapping[str, 
     if type(value) is not type(default):
         raise ValueError(f"{where}: expected {type(default).__name__}, got {value!r}")
     low, high, choices = metadata["at_least"], metadata["at_most"], metadata["choices"]
-    if low is not None and value < low:  # type: ignore[operator]
+    if low is not None and value < low:
         raise ValueError(f"{where}: expected at least {low}, got {value!r}")
-    if high is not None and value > high:  # type: ignore[operator]
+    if high is not None and value > high:
         raise ValueError(f"{where}: expected at most {high}, got {value!r}")
     if choices and value not in choices:
         raise ValueError(f"{where}: expected one of {', '.join(choices)}, got {value!r}")

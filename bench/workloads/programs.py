@@ -122,8 +122,8 @@ class SkeletonOfThought:
     @property
     def about(self) -> str:
         return (
-            f"Skeletons of thought: {self.num_questions} questions, {self.num_points} points of {self.point_output_len} tokens in a growing "
-            f"prompt, then each point expanded to {self.expand_output_len} tokens below {self.expand_header_len} shared ones."
+            f"Skeletons of thought: {self.num_questions} questions, {self.num_points} points of {self.point_output_len} tokens in a "
+            f"growing prompt, then each point expanded to {self.expand_output_len} tokens below {self.expand_header_len} shared ones."
         )
 
     def requests(self, draw: Draw) -> list[WorkloadRequest]:
@@ -160,8 +160,8 @@ class LlmJudge:
     @property
     def about(self) -> str:
         return (
-            f"A judge: {self.num_articles} articles of {self.article_len} tokens below a header of {self.header_len}, {self.num_dimensions} "
-            f"judgements of {self.output_len} tokens each, joined for a score."
+            f"A judge: {self.num_articles} articles of {self.article_len} tokens below a header of {self.header_len}, "
+            f"{self.num_dimensions} judgements of {self.output_len} tokens each, joined for a score."
         )
 
     def requests(self, draw: Draw) -> list[WorkloadRequest]:

@@ -31,6 +31,7 @@ def pyplot() -> Any:
             "axes.spines.top": False,
             "axes.spines.right": False,
             "axes.edgecolor": FAINT,
+            "ytick.left": False,
             "axes.labelcolor": INK,
             "axes.grid": True,
             "axes.axisbelow": True,
@@ -81,14 +82,21 @@ def grouped_bars(
                 continue
             median, low, high = found
             axes.barh(place, median, height * 0.86, color=colour[name], label=name if at == 0 else None)
-            if high > low:
+            if high > 1.02 * low:
                 axes.plot([low, high], [place, place], color=INK, linewidth=1.1, solid_capstyle="butt")
             axes.annotate(show(median), (max(median, high), place), (4, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.margins(x=0.16)
+    axes.margins(x=0.2)
     axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(plain)
+    axes.locator_params(axis="x", nbins=5)
+
+
+def plain(value: float, _: object = None) -> str:
+    """A tick: 12,000 and 0.5."""
+    return f"{value:,.0f}" if value >= 1 or value == 0 else f"{value:g}"
 
 
 def legend_above(figure: Any, axes: Any) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiment import figures as f
-from bench.experiment.canvas import colours, legend_above, pyplot, save, servers_in_order
+from bench.experiment.canvas import colours, legend_above, plain, pyplot, save, servers_in_order
 from bench.experiment.lesson import GroupHits
 from bench.experiment.results import Results, Run
 from bench.experiment.style import BASELINE, FAINT, INK, PREFILL
@@ -30,6 +30,8 @@ def ttft_distribution(results: Results, folder: Path) -> Drawn:
     if not loads:
         return None
     figure, panels = _grid(len(loads), 2.3, sharey=True)
+    from matplotlib.ticker import LogLocator, NullLocator
+
     colour = colours(results)
     for axes, load in zip(panels, loads):
         for server in reversed(servers_in_order(results)):
@@ -40,8 +42,9 @@ def ttft_distribution(results: Results, folder: Path) -> Drawn:
         axes.set_title(load)
         axes.set_xscale("log")
         axes.set_ylim(0, 101)
-        axes.xaxis.set_major_formatter(_plain)
-        axes.xaxis.set_minor_formatter(lambda *_: "")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=20))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(plain)
     for axes in panels[-COLUMNS:]:
         axes.set_xlabel("time to first token, ms")
     for axes in panels[::COLUMNS]:
@@ -49,10 +52,6 @@ def ttft_distribution(results: Results, folder: Path) -> Drawn:
     legend_above(figure, panels[0])
     save(figure, folder / "ttft_distribution.png")
     return "ttft_distribution.png"
-
-
-def _plain(value: float, _: object) -> str:
-    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
 def pool_over_time(results: Results, folder: Path) -> Drawn:

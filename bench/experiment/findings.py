@@ -110,10 +110,11 @@ def _against_bound(pairs: list[f.Pair], ratio: f.Spread, speed: str, results: Re
     if bound is None or share is None:
         return f"{speed[0].upper()}{speed[1:]}."
     reached = ratio.median / bound.median
-    verdict = "close to it" if reached >= GOOD_SHARE_OF_BOUND else "**below what could be had**"
     if reached > 1.05:
-        verdict = "above it, so the machine was not steady, or larger batches helped as well"
-    rest = " The rest is decode, which a prefix tree cannot save." if share.median < 0.6 else ""
+        verdict = "above it, since decode took less time as well, or the machine was not steady"
+    else:
+        verdict = "close to it" if reached >= GOOD_SHARE_OF_BOUND else "**below what could be had**"
+    rest = " Most of the time is decode, which a prefix tree cannot save." if share.median < 0.5 else ""
     return (
         f"Prefill is {percent(share.median, 0)} of {results.plan.baseline}'s step time, which allows {times(bound.median)}; measured "
         f"{speed}, {percent(reached, 0)} of the bound: {verdict}.{rest}"

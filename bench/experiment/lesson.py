@@ -28,7 +28,7 @@ def perturbed_groups(results: Results, server: str) -> list[GroupHits]:
                 rates.setdefault((change, where), []).append(rate)
                 if where == END:
                     ideals[change] = ideal
-    changes = list(dict.fromkeys(change for change, _ in rates))
+    changes = sorted({change for change, _ in rates})
     return [
         GroupHits(change, _median(rates.get((change, FRONT))), _median(rates.get((change, END))), ideals.get(change, 0.0))
         for change in changes

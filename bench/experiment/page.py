@@ -46,12 +46,18 @@ class Cards:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The first column is words, the others figures."""
+    """The first columns are words, the others figures. A load is named in the first of its rows alone: see grouped()."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     caption: str = ""
     num_word_columns: int = 1
+
+
+def grouped(rows: Sequence[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """`rows` with the first cell left empty where it is that of the row above."""
+    above = ["", *(row[0] for row in rows)]
+    return tuple(("" if row[0] == before else row[0], *row[1:]) for row, before in zip(rows, above))
 
 
 @dataclass(frozen=True, slots=True)

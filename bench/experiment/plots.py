@@ -1,7 +1,7 @@
 """The pictures of a report that are bars. Each function draws one PNG into `folder` and returns its name; None if there is nothing to "
 "show."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,8 @@ def _draw_time(axes: Any, results: Results, loads: list[str]) -> None:
     for colour, name in ((PREFILL, "prefill"), (DECODE, "decode"), (BOOKKEEPING, "tree, scheduler"), (IDLE, "no step")):
         axes.barh([0], [0], color=colour, label=name)
     axes.set_title(f"Where the time went, % of {results.plan.baseline}")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.06 - 0.2 / len(loads)), ncols=4, columnspacing=0.9, handlelength=1)
+    handles, names = axes.get_legend_handles_labels()
+    axes.figure.legend(handles, names, loc="outside lower right", ncols=4, columnspacing=0.9, handlelength=1)
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)
 
@@ -136,9 +137,7 @@ def _draw_split(axes: Any, place: float, height: float, runs: list[Run], whole_s
         left += part
 
 
-def _bars(
-    results: Results, folder: Path, file: str, panels: list[tuple[str, Callable[[Run], float | None], float, Callable[[float], str]]]
-) -> Drawn:
+def _bars(results: Results, folder: Path, file: str, panels: Sequence[Panel]) -> Drawn:
     """Panels side by side over the closed loads; a panel that no run has figures for is left out."""
     loads, servers = _closed(results), servers_in_order(results)
     told = [panel for panel in panels if any(panel[1](run) is not None for run in results.runs if run.rate is None)]

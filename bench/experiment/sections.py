@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from bench.experiment import figures as f
 from bench.experiment.findings import cards, sentences, subject
 from bench.experiment.lesson import lesson_in_words, perturbed_groups
-from bench.experiment.page import Block, Bullets, Cards, Heading, Picture, Table, Text
+from bench.experiment.page import Block, Bullets, Cards, Heading, Picture, Table, Text, grouped
 from bench.experiment.results import Results, Run
 from bench.experiment.wording import NOT_TOLD, listed, ms, percent, seconds, spread_of, times
 
@@ -78,7 +78,7 @@ def reuse(results: Results, pictures: Pictures) -> list[Block]:
         Heading("What was re-used"),
         Table(
             ("load", "server", "token hit rate", "ideal", "requests with any hit", "prompt tokens computed"),
-            tuple(rows),
+            grouped(rows),
             "Token hit rate: cached over prompt tokens, by the server's usage. Ideal: an endless pool and requests one after another. "
             "One re-used token makes a request a hit, so the fifth column says little without the third.",
             num_word_columns=2,
@@ -102,15 +102,15 @@ def attribution(results: Results, pictures: Pictures) -> list[Block]:
             "with or without a tree."
         ),
         Table(
-            ("load", "server", "h", "f", "1 / (1 - h f)", "measured ratio", "each pair", "of the bound", "TTFT p50 ratio"),
-            tuple(rows),
+            ("load", "server", "h", "f", "bound 1/(1-hf)", "measured ratio", "each pair", "of the bound", "TTFT p50 ratio"),
+            grouped(rows),
             f"Measured ratio: total time of {results.plan.baseline} over that of the server, pair by pair, median (least to greatest). "
             "A decode row in a step that also held prompt tokens is taken off f at what it costs in the other steps.",
             num_word_columns=2,
         ),
         Table(
             ("load", "server", "total", "prefill", "decode", "tree, scheduler", "no step"),
-            tuple(splits),
+            grouped(splits),
             "Mean seconds of a run, from the engine's own step times. No step: nothing to compute, or HTTP and client.",
             num_word_columns=2,
         ),
@@ -180,6 +180,6 @@ def lesson(results: Results, pictures: Pictures) -> list[Block]:
     return [
         Heading("Same meaning, other bytes"),
         Text(lesson_in_words(groups)),
-        Table(("change", "at the front", "at the end", "ideal for the end"), rows, f"Token hit rates on {server}."),
+        Table(("change", "at the front", "at the end", "ideal for the end"), rows, f"Token hit rates of the server `{server}`."),
         *picture(pictures, "perturbed", "Token hit rate by kind of change, at the front and at the end"),
     ]

@@ -1,10 +1,16 @@
 """Sections of a report about speed and load: latency, throughput, goodput, the pool."""
 
 from bench.experiment import figures as f
-from bench.experiment.page import Block, Heading, Table, Text
+from bench.experiment.page import Block, Heading, Table, Text, grouped
 from bench.experiment.results import Results
 from bench.experiment.sections import Pictures, conditions, over, picture
-from bench.experiment.wording import NOT_TOLD, ms, percent, scaled, spread_of
+from bench.experiment.wording import NOT_TOLD, percent, scaled, spread_of
+
+
+def _median_ms(spread: f.Spread | None) -> str:
+    if spread is None:
+        return NOT_TOLD
+    return f"{spread.median:,.0f}" if spread.median >= 100 else f"{spread.median:.1f}"
 
 
 def latency(results: Results, pictures: Pictures) -> list[Block]:
@@ -15,14 +21,13 @@ def latency(results: Results, pictures: Pictures) -> list[Block]:
             ttft = [scaled(over(runs, f.ttft_quantile(name)), 1e3) for name in ("p50", "p95", "p99")]
             gaps = [scaled(over(runs, f.gap_quantile(name)), 1e3) for name in ("p50", "p95", "p99")]
             tpot = over(runs, f.tpot_p50)
-            shown_gaps = " / ".join(NOT_TOLD if gap is None else f"{gap.median:.1f}" for gap in gaps)
-            rows.append((shown, server, *(spread_of(each, digits=0) for each in ttft), ms(tpot.median if tpot else None), shown_gaps))
+            rows.append((shown, server, spread_of(ttft[0], digits=0), *map(_median_ms, (*ttft[1:], scaled(tpot, 1e3), *gaps))))
     num = sorted({len(run.records) for run in results.runs})
     return [
         Heading("Latency"),
         Table(
-            ("load", "server", "TTFT p50, ms", "TTFT p95, ms", "TTFT p99, ms", "TPOT p50, ms", "between tokens p50 / p95 / p99, ms"),
-            tuple(rows),
+            ("load", "server", "TTFT p50, ms", "p95", "p99", "TPOT p50, ms", "ITL p50, ms", "p95", "p99"),
+            grouped(rows),
             f"Percentiles within a run ({num[0]} to {num[-1]} requests, so a p99 is the slowest or near it), then the median (least to "
             "greatest) over repeats. TTFT is from a request's own sending to its first token: what it waited in the server's queue is in "
             "it.",
@@ -46,7 +51,7 @@ def throughput(results: Results, pictures: Pictures) -> list[Block]:
     caption = "Queue: from arrival at the scheduler to first admission, by the server's own histogram."
     return [
         Heading("Throughput and queue"),
-        Table(head, tuple(rows), caption, num_word_columns=2),
+        Table(head, grouped(rows), caption, num_word_columns=2),
         *picture(pictures, "throughput", "Throughput and time in the queue"),
     ]
 
@@ -67,7 +72,7 @@ def goodput(results: Results, pictures: Pictures) -> list[Block]:
             f"A request is good if its first token came within {limits.ttft_ms:g} ms and its further ones at {limits.tpot_ms:g} ms each or "
             "less in the mean; a failed one is not good. Requests are sent at their own times, whether the server keeps up or not."
         ),
-        Table(("load", "server", "requests/s offered", "% good", "good requests/s"), tuple(rows), num_word_columns=2),
+        Table(("load", "server", "requests/s offered", "% good", "good requests/s"), grouped(rows), num_word_columns=2),
         *picture(
             pictures, "goodput", "Goodput against the offered rate", f"Dotted: {percent(limits.share, 0)} good (left), all good (right)."
         ),
@@ -90,7 +95,7 @@ def pool(results: Results, pictures: Pictures) -> list[Block]:
         Heading("The pool"),
         Table(
             ("load", "server", "peak held by running requests", "peak cached, free to go", "tokens evicted", "requests put back to wait"),
-            tuple(rows),
+            grouped(rows),
             f"Peaks are of what was read from /metrics every {results.plan.sample_interval_s:g} s.",
             num_word_columns=2,
         ),

@@ -34,6 +34,7 @@ table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabul
 th, td { padding: .28rem .7rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; white-space: nowrap; }
 th { color: var(--faint); font-weight: 600; vertical-align: bottom; white-space: normal; }
 .word { text-align: left; white-space: normal; }
+td.word:first-child { white-space: nowrap; }
 th:first-child, td:first-child { padding-left: 0; }
 code, pre { font: .88em/1.45 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
 code { background: var(--card); padding: .08em .3em; border-radius: .25em; }

@@ -32,9 +32,8 @@ def spread_of(spread: Spread | None, *, digits: int = 2, unit: str = "") -> str:
     """Median, and in brackets least to greatest: 3.41x (3.35 to 3.52)."""
     if spread is None:
         return NOT_TOLD
-    if len(spread.values) == 1:
-        return f"{spread.median:,.{digits}f}{unit}"
-    return f"{spread.median:,.{digits}f}{unit} ({spread.low:,.{digits}f} to {spread.high:,.{digits}f})"
+    median, low, high = (f"{value:,.{digits}f}" for value in (spread.median, spread.low, spread.high))
+    return f"{median}{unit}" if low == high else f"{median}{unit} ({low} to {high})"
 
 
 def scaled(spread: Spread | None, factor: float) -> Spread | None:

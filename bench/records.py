@@ -65,13 +65,6 @@ class Overhead:
     cpu_share: float  # of one core
     cpu_per_request_s: float
 
-    def describe(self) -> str:
-        late = "/".join(f"{seconds * 1e3:.1f}" for seconds in (self.late_p50_s, self.late_p99_s, self.late_max_s))
-        return (
-            f"generator: sent late by p50/p99/max {late} ms; {self.cpu_per_request_s * 1e3:.2f} ms CPU per request, "
-            f"{self.cpu_share:.1%} of a core"
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class RunResult:

@@ -46,8 +46,11 @@ class RunSummary:
     ideal_hit_rate: float
     cached_requests: int | None  # requests that re-used anything
     counted_cached_tok: float | None  # what the server's own counter gained: other traffic shows here
-    late_p99: float  # how long after its time a request was sent
+    late_p50: float  # how long after its time a request was sent
+    late_p99: float
+    late_max: float
     generator_cpu_share: float  # of one core
+    generator_cpu_per_request: float
 
 
 def summarize(label: str, seed: int, result: RunResult) -> RunSummary:
@@ -86,8 +89,11 @@ def summarize(label: str, seed: int, result: RunResult) -> RunSummary:
         ideal_hit_rate=result.ideal_hit_rate,
         cached_requests=sum(count > 0 for count in cached) if cached else None,
         counted_cached_tok=growth(result.metrics_before, result.metrics_after, *CACHED_TOKENS),
+        late_p50=result.overhead.late_p50_s,
         late_p99=result.overhead.late_p99_s,
+        late_max=result.overhead.late_max_s,
         generator_cpu_share=result.overhead.cpu_share,
+        generator_cpu_per_request=result.overhead.cpu_per_request_s,
     )
 
 
@@ -118,6 +124,7 @@ def describe(result: RunSummary, num_runs: int, wall_spread: float) -> str:
     """A few lines for a person."""
     ttft = "/".join(map(_ms, (result.ttft_p50, result.ttft_p95, result.ttft_p99)))
     itl = "/".join(map(_ms, (result.itl_p50, result.itl_p95, result.itl_max)))
+    late = "/".join(map(_ms, (result.late_p50, result.late_p99, result.late_max)))
     cached = "the server does not tell"
     if result.cached_tok is not None:
         cached = f"{result.cached_tok:.0f} of {result.served_in_tok or result.in_tok:.0f}"
@@ -132,7 +139,8 @@ def describe(result: RunSummary, num_runs: int, wall_spread: float) -> str:
         f"   TTFT p50/p95/p99 {ttft} ms   time per output token p50 {_ms(result.tpot_p50)} ms",
         f"   inter-token latency p50/p95/max {itl} ms",
         f"   cached prompt tokens {cached}; token hit rate {_percent(result.hit_rate)} (ideal {_percent(result.ideal_hit_rate)})",
-        f"   generator: sent late by p99 {_ms(result.late_p99)} ms, {result.generator_cpu_share:.1%} of a core",
+        f"   generator: sent late by p50/p99/max {late} ms; {result.generator_cpu_per_request * 1e3:.2f} ms CPU per request, "
+        f"{result.generator_cpu_share:.1%} of a core",
     ]
     return "\n".join(lines)
 

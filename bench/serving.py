@@ -110,7 +110,7 @@ async def warm_up(target: Target, words: Words) -> None:
 async def run_load(args: argparse.Namespace, target: Target, words: Words, name: str, wished: Mode | None) -> bool:
     """All repeats of one load, with their report; False if anything failed."""
     summaries: list[RunSummary] = []
-    overhead, is_fine = "", True
+    is_fine = True
     for seed in range(args.seed, args.seed + args.repeats):
         workload = make_workload(name, words, seed, **dict(args.option))
         mode = wished or ClosedLoop(workload.concurrency)
@@ -129,13 +129,11 @@ async def run_load(args: argparse.Namespace, target: Target, words: Words, name:
         if not result.served:
             continue
         summaries.append(summarize(args.label, seed, result))
-        overhead = result.overhead.describe()
         if args.out:
             append_jsonl(args.out, summaries[-1])
     if summaries:
         print(workload.description)
-        print(describe(medians(summaries), len(summaries), spread([summary.wall_s for summary in summaries])))
-        print(f"   {overhead} (last run)", flush=True)
+        print(describe(medians(summaries), len(summaries), spread([summary.wall_s for summary in summaries])), flush=True)
     return is_fine
 
 

@@ -70,5 +70,8 @@ def warm_up(words: Vocabulary, seed: int) -> Workload:
 def describe_workloads() -> Iterator[str]:
     """Name and options of each, for a person."""
     for name, kind in _KINDS.items():
+        if name in LOADS:
+            yield f"{name}: {type(kind).__name__}: {kind.about}"
+            continue
         yield f"{name}: {(type(kind).__doc__ or '').splitlines()[0]}"
         yield from (f"    {line}" for line in describe_options(kind))

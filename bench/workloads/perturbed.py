@@ -60,7 +60,7 @@ def _unicode_form(draw: Draw, index: int) -> str:
     """Each accented letter whole or as a letter and a mark: the same text on the screen."""
     letters = _ACCENTED.split(" ")
     forms = [unicodedata.normalize("NFD" if index >> bit & 1 else "NFC", letter) for bit, letter in enumerate(letters)]
-    return f"Write these as they are: {', '.join(forms)}."
+    return f"{' '.join(forms)}: keep these letters as they are."
 
 
 CHANGES: dict[str, Callable[[Draw, int], str]] = {

@@ -61,7 +61,8 @@ class Server:
                 await self._until_healthy()
         except TimeoutError:
             await self.__aexit__()
-            raise ServerStartError(f"{self.label}: not healthy within {self._start_timeout_s:g} s; the end of its log:\n{self._tail}") from None
+            limit = f"not healthy within {self._start_timeout_s:g} s"
+            raise ServerStartError(f"{self.label}: {limit}; the end of its log:\n{self._tail}") from None
         except BaseException:
             await self.__aexit__()
             raise
@@ -70,9 +71,8 @@ class Server:
     async def _until_healthy(self) -> None:
         while not await self._is_healthy():
             if self._process.poll() is not None:
-                raise ServerStartError(
-                    f"{self.label}: {shlex.join(self.command)} ended with {self._process.returncode}; the end of its log:\n{self.log_tail()}"
-                )
+                end = f"{shlex.join(self.command)} ended with {self._process.returncode}"
+                raise ServerStartError(f"{self.label}: {end}; the end of its log:\n{self.log_tail()}")
             await asyncio.sleep(0.2)
 
     async def __aexit__(self, *_: object) -> None:

@@ -257,6 +257,16 @@ def pairs(results: Results, load: str, server: str, rate: float | None = None) -
     return [Pair(run, others[run.repeat]) for run in results.runs_of(load, results.plan.baseline, rate) if run.repeat in others]
 
 
+def unsteadiness(results: Results) -> tuple[str, float] | None:
+    """The closed load whose baseline runs differ most in total time, and greatest over least: equal work, so it is the machine."""
+    spreads = [
+        (load.label, spread.high / spread.low)
+        for load in results.closed_loads
+        if (spread := over_repeats([run.wall_s for run in results.runs_of(load.label, results.plan.baseline)])) and len(spread.values) > 1
+    ]
+    return max(spreads, key=lambda pair: pair[1], default=None)
+
+
 def counts_agree(run: Run) -> bool | None:
     """Whether the cached tokens that the client added up are what the server's counter gained; None where one side does not tell."""
     rates = hit_rates(run.records)

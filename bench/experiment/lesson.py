@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from bench.experiment import figures as f
 from bench.experiment.results import Results, Run
+from bench.experiment.wording import percent
 
 FRONT, END = "front", "end"
 
@@ -68,8 +69,10 @@ def lesson_in_words(groups: list[GroupHits]) -> str:
             "front, and all that follows is new, however equal it looks to a reader. Time stamps and ids go last, tool schemas and JSON "
             "keys keep one order, and blanks and Unicode forms are normalised before the prompt is built."
         )
+    if near_zero:
+        return f"{figures} That the end stays below its ideal is no matter of the prompts: see what was evicted."
     worst = max(both, key=lambda group: group.front or 0.0)
-    return f"{figures} The figures differ by the kind of change: `{worst.change}` keeps {worst.front or 0.0:.1%} even at the front."
+    return f"{figures} The figures differ by the kind of change: `{worst.change}` keeps {percent(worst.front)} even at the front."
 
 
 def _range(rates: list[float]) -> str:

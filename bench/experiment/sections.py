@@ -9,6 +9,7 @@ from bench.experiment.page import Block, Bullets, Cards, Heading, Picture, Table
 from bench.experiment.results import Results, Run
 from bench.experiment.wording import NOT_TOLD, listed, ms, percent, seconds, spread_of, times
 
+STEADY = 1.25  # greatest over least of equal runs, up to which nothing is said
 Pictures = dict[str, str | None]  # file name by the name of its plot; None: nothing to show
 
 
@@ -49,11 +50,23 @@ def first_screen(results: Results, pictures: Pictures) -> list[Block]:
     return [
         Heading(plan.title, 1),
         Text(lead.strip(), is_lead=True),
+        *_warning(results),
         *([Cards(found)] if found else []),
         *picture(pictures, "overview", "Times faster, prompt tokens re-used, and where the time went, load by load"),
         Heading("What it says", 2),
         Bullets(sentences(results)),
     ]
+
+
+def _warning(results: Results) -> list[Block]:
+    worst = f.unsteadiness(results)
+    if worst is None or worst[1] < STEADY:
+        return []
+    said = (
+        f"**The machine was not steady.** Equal runs of {results.plan.baseline} on {worst[0]} differ by up to {times(worst[1])}, so read "
+        "ratios of times with their spread. Hit rates and token counts do not depend on it."
+    )
+    return [Text(said)]
 
 
 def reuse(results: Results, pictures: Pictures) -> list[Block]:

@@ -10,7 +10,7 @@ from bench.workloads.basic import LOADS, WARM_UP, MultiTurn, Random, SharedPrefi
 from bench.workloads.draw import Draw, Kind
 from bench.workloads.options import describe_options, parse_option, with_options
 from bench.workloads.perturbed import Perturbed
-from bench.workloads.programs import FewShot, LlmJudge, Rag, ReAct, SkeletonOfThought, TreeOfThought
+from bench.workloads.programs import FewShot, GenerativeAgents, HellaSwag, LlmJudge, Rag, ReAct, SkeletonOfThought, TreeOfThought
 from bench.workloads.recorded import ShareGpt, TraceFile
 from bench.workloads.workload import AnswerOf, Ids, Workload, WorkloadRequest
 
@@ -33,7 +33,9 @@ _KINDS: dict[str, Kind] = {
     "shared-prefix": SharedPrefix(),
     "perturbed": Perturbed(),
     "few-shot": FewShot(),
+    "hellaswag": HellaSwag(),
     "react": ReAct(),
+    "generative-agents": GenerativeAgents(),
     "tree-of-thought": TreeOfThought(),
     "skeleton-of-thought": SkeletonOfThought(),
     "llm-judge": LlmJudge(),

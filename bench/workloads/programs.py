@@ -19,6 +19,7 @@ class FewShot:
     header_len: int = option(600, "tokens of the worked examples of a subject")
     question_len: int = option(100, "tokens of a question")
     output_len: int = option(1, "tokens of an answer")
+    ordered: bool = option(False, "keep the subjects together, in place of a random order")
     concurrency: int = option(8, "requests at a time, where the command says nothing")
 
     @property
@@ -36,8 +37,37 @@ class FewShot:
             for subject, header in enumerate(headers)
             for index, question in enumerate(questions[subject])
         ]
-        draw.rng.shuffle(requests)
+        if not self.ordered:
+            draw.rng.shuffle(requests)
         return requests
+
+
+@dataclass(frozen=True, slots=True)
+class HellaSwag:
+    """One header; per question a few endings that are scored: two levels, and nothing to decode."""
+
+    num_questions: int = option(16, "questions")
+    num_endings: int = option(4, "endings of a question")
+    header_len: int = option(1700, "tokens of the worked examples that all share")
+    question_len: int = option(50, "tokens of a question")
+    ending_len: int = option(20, "tokens of an ending")
+    output_len: int = option(1, "tokens of an answer")
+    concurrency: int = option(8, "requests at a time, where the command says nothing")
+
+    @property
+    def about(self) -> str:
+        return (
+            f"Scored endings like HellaSwag's: {self.header_len} tokens that all share, {self.num_questions} questions of "
+            f"{self.question_len} tokens, {self.num_endings} endings of {self.ending_len} each, {self.output_len} out."
+        )
+
+    def requests(self, draw: Draw) -> list[WorkloadRequest]:
+        header = draw.ids(self.header_len)
+        return [
+            WorkloadRequest(f"q{index}.e{number}", (header, question, ending), self.output_len, "endings")
+            for index, question in enumerate(draw.strangers(self.num_questions, self.question_len))
+            for number, ending in enumerate(draw.strangers(self.num_endings, self.ending_len))
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +97,42 @@ class ReAct:
                 after = (f"q{agent}.r{turn - 1}",) if turn else ()
                 requests.append(WorkloadRequest(f"q{agent}.r{turn}", parts, self.output_len, "agents", turn=turn, after=after))
                 parts = (*parts, draw.ids(self.round_len))
+        return requests
+
+
+@dataclass(frozen=True, slots=True)
+class GenerativeAgents:
+    """Calls to five templates, one after the other: one puts the persona first, one has a short header, three begin with a long task."""
+
+    num_calls: int = option(64, "calls")
+    num_personas: int = option(12, "personas")
+    persona_len: int = option(200, "tokens of a persona")
+    line_len: int = option(20, "tokens of the short header")
+    task_len: int = option(450, "tokens of a long task header")
+    own_len: int = option(75, "tokens of a call's own")
+    min_output_len: int = option(2, "tokens of an answer, at least")
+    max_output_len: int = option(20, "and at most")
+    concurrency: int = option(8, "requests at a time, where the command says nothing; each call waits for the one before it")
+
+    @property
+    def about(self) -> str:
+        return (
+            f"Generative agents: {self.num_calls} calls in a row to five templates with {self.num_personas} personas of "
+            f"{self.persona_len} tokens, task headers of {self.task_len}, {self.min_output_len} to {self.max_output_len} out."
+        )
+
+    def requests(self, draw: Draw) -> list[WorkloadRequest]:
+        taken: set[int] = set()
+        personas = [draw.ids(self.persona_len, taken) for _ in range(self.num_personas)]
+        line, tasks = draw.ids(self.line_len, taken), [draw.ids(self.task_len, taken) for _ in range(3)]
+        requests: list[WorkloadRequest] = []
+        for index in range(self.num_calls):
+            persona, kind = draw.rng.choice(personas), draw.rng.randrange(5)
+            beginning: tuple[Part, ...] = (persona,) if kind == 0 else (line,) if kind == 1 else (tasks[kind - 2], persona)
+            output_len = draw.between(self.min_output_len, self.max_output_len)
+            after = (requests[-1].id,) if requests else ()
+            group = ("persona first", "short header", "long header")[min(kind, 2)]
+            requests.append(WorkloadRequest(f"call{index}", (*beginning, draw.ids(self.own_len)), output_len, group, after=after))
         return requests
 
 

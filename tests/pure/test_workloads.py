@@ -45,6 +45,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         "shared-prefix": {"num_groups": 4, "system_prompt_len": 50, "question_len": 7, "num_turns": 3, "group_distribution": "zipf"},
         "perturbed": {"document_len": 60, "question_len": 5},
         "few-shot": {"header_len": 40, "question_len": 6},
+        "hellaswag": {"header_len": 40, "question_len": 6, "ending_len": 3},
+        "generative-agents": {"persona_len": 20, "line_len": 3, "task_len": 30, "own_len": 6},
         "react": {"template_len": 60, "question_len": 5, "round_len": 9, "output_len": 4},
         "tree-of-thought": {"question_len": 10, "step_len": 3, "output_len": 8, "num_questions": 2},
         "skeleton-of-thought": {"header_len": 9, "expand_header_len": 30, "question_len": 5, "expand_output_len": 6},
@@ -155,6 +157,11 @@ def test_the_papers_programs_have_their_shape(words: Words) -> None:
     judge = make_workload("llm-judge", words, 1)
     assert (judge.num_requests, max(judge.prompt_lens)) == (8 * 7, 1100 + 6 * (30 + 256) + 30)
     assert judge.ideal_hit_tokens == 7 * 100 + 8 * (5 * 1100 + 1100 + 30 + 255)
+    endings = make_workload("hellaswag", words, 1, num_questions=5)
+    assert (set(endings.prompt_lens), endings.ideal_hit_tokens) == ({1770}, 4 * 1700 + 5 * 3 * 1750)
+    agents = make_workload("generative-agents", words, 1)
+    assert [request.depends_on for request in agents.requests] == [(), *((f"call{i}",) for i in range(63))]
+    assert {request.group for request in agents.requests} == {"persona first", "short header", "long header"}
     skeleton = make_workload("skeleton-of-thought", words, 1, num_questions=2)
     assert {request.group for request in skeleton.requests} == {"points", "expansions"}
     assert all(len(request.depends_on) == 1 for request in skeleton.requests if request.group == "expansions")

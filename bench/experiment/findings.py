@@ -47,9 +47,9 @@ def _ratio_card(results: Results, load: str, server: str) -> Card:
 def _hit_card(results: Results, load: str, server: str) -> Card:
     hit, ideal = _hit_spread(results, load, server), _ideal(results, load, server)
     if hit is None or ideal is None:
-        return Card(NOT_TOLD, f"prompt tokens re-used on {load}", "the server does not tell")
+        return Card(NOT_TOLD, f"tokens re-used on {load}", "the server does not tell")
     part = f", so {percent(hit.median / ideal, 1)} of what could be re-used" if ideal > 0 else ""
-    return Card(percent(hit.median), f"of prompt tokens re-used on {load}", f"ideal {percent(ideal)}{part}")
+    return Card(percent(hit.median), f"of tokens re-used on {load}", f"ideal {percent(ideal)}{part}")
 
 
 def _time_cards(results: Results, load: str, server: str) -> tuple[Card, ...]:

@@ -32,6 +32,7 @@ class ServerPlan:
     path: str = "/v1/completions"
     send_text: bool = False
     extra: dict[str, Any] = field(default_factory=dict)  # merged into each request
+    drop: tuple[str, ...] = ()  # fields that its requests must not have
     start_timeout_s: float = 600.0
     about: str = ""
 
@@ -147,6 +148,7 @@ def _server(table: Table) -> ServerPlan:
         path=table.path("path", "/v1/completions"),
         send_text=table.flag("send_text", False),
         extra=table.anything("extra"),
+        drop=table.texts("drop"),
         start_timeout_s=table.number("start_timeout_s", 600.0, above=0),
         about=table.text("about", ""),
     )

@@ -36,7 +36,8 @@ class _Live:
 
     @property
     def target(self) -> Target:
-        return Target(self.url, self.plan.model, self.plan.path, self.plan.send_text, self.plan.extra)
+        dropped = dict.fromkeys(self.plan.drop)  # None takes a field away
+        return Target(self.url, self.plan.model, self.plan.path, self.plan.send_text, {**self.plan.extra, **dropped})
 
 
 async def run_experiment(plan: Plan, command: str, say: Say) -> Results:

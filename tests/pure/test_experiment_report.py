@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_first_screen_tells_ratio_hit_rate_and_time() -> None:
     ratio, hits, time = cards(recorded_results())
     assert (ratio.value, ratio.label) == ("2.30x", "as fast as off on shared")
-    assert ratio.note == "2 pairs, 2.20 to 2.40; 1 / (1 - h f) allows 2.50x, so 92 % of what can be had"
+    assert ratio.note == "2 pairs, 2.20 to 2.40; 1 / (1 - h f) allows 2.50x: 92 % of what can be had"
     assert (hits.value, hits.note) == ("80.0 %", "ideal 80.0 %, so 100.0 % of what could be re-used")
     assert (time.value, time.label) == ("-67 %", "time spent on prefill, shared")
     assert "decode, which no tree can save, 0.99 s to 0.89 s" in time.note
@@ -47,6 +47,17 @@ def test_a_hit_rate_below_the_ideal_is_explained() -> None:
     runs = tuple(dataclasses.replace(one, ideal_hit_rate=0.9) if one.load == "shared" else one for one in results.runs)
     said = "\n".join(sentences(dataclasses.replace(results, runs=runs)))
     assert "80.0 % of the prompt tokens re-used, ideal 90.0 % (below it without evictions: requests that came together" in said
+
+
+def test_a_ratio_above_its_bound_is_not_called_a_success() -> None:
+    results = recorded_results()
+    runs = tuple(dataclasses.replace(one, wall_s=1.0) if (one.load, one.server) == ("shared", "on") else one for one in results.runs)
+    fast = dataclasses.replace(results, runs=runs)
+    assert cards(fast)[0].note == "2 pairs, 4.40 to 4.80; 1 / (1 - h f) allows 2.50x: more than that, see below"
+    assert "decode took 0.89 s instead of 0.99 s as well" in "\n".join(sentences(fast))
+    name = "radixserve_decode_step_seconds_total"
+    runs = tuple(dataclasses.replace(one, counters={**one.counters, name: 1.0}) for one in fast.runs)
+    assert "which steady runs cannot be: look at the spread" in "\n".join(sentences(dataclasses.replace(fast, runs=runs)))
 
 
 def test_the_page_needs_nothing_else(folder: Path) -> None:

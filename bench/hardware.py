@@ -10,6 +10,9 @@ from pathlib import Path
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "bf16", "asimd")
 
 
+NOT_INSTALLED = "not installed"
+
+
 def _field_of_cpuinfo(cpuinfo: str, name: str) -> str:
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
@@ -29,7 +32,7 @@ def package_version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        return NOT_INSTALLED
 
 
 def processor() -> str:

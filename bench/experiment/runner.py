@@ -11,13 +11,12 @@ from pathlib import Path
 
 from bench.client import RequestFailedError, fetch
 from bench.experiment.counters import all_growth
-from bench.experiment.environment import describe_environment
+from bench.experiment.environment import describe_environment, own_version
 from bench.experiment.peers import NotInstalledError, resolve_command
 from bench.experiment.plan import LoadPlan, Plan, ServerPlan
 from bench.experiment.results import Results, Run, ServerInfo, TtftResult
 from bench.experiment.sampler import Sampler
 from bench.experiment.tables import PlanError
-from bench.hardware import package_version
 from bench.load import ClosedLoop, Mode, OpenLoop, Target, flush, run
 from bench.servers import Server
 from bench.ttft import measure_ttft, read_model_shape
@@ -100,7 +99,7 @@ def _shown(server: ServerPlan, plan: Plan) -> str:
 async def _version(server: ServerPlan, url: str) -> str:
     """This project's own, or what a peer says at /version."""
     if not server.is_peer:
-        return package_version("radixserve")
+        return own_version()
     try:
         status, body = await fetch(url, "GET", "/version", timeout_s=10)
         return str(json.loads(body)["version"]) if status == 200 else ""

@@ -37,7 +37,7 @@ def method(results: Results) -> list[Block]:
     return [
         Heading("How it was made"),
         Code(results.command),
-        Table(("", ""), tuple(results.environment.items()), num_word_columns=2),
+        Table(("what", "value"), tuple(results.environment.items()), num_word_columns=2),
         Table(("server", "version", "command"), servers, num_word_columns=3),
         Table(
             ("load", "workload", "options", "about"),

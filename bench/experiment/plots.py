@@ -107,12 +107,12 @@ def _draw_time(axes: Any, results: Results, loads: list[str]) -> None:
     servers = servers_in_order(results)
     step = 0.8 / max(1, len(servers))
     for at, load in enumerate(loads):
-        whole = f.over_repeats([run.wall_s for run in results.runs_of(load, results.plan.baseline)])
+        whole_s = _mean_wall_s(results.runs_of(load, results.plan.baseline))
         for index, server in enumerate(servers):
             place, runs = at - 0.4 + (index + 0.5) * step, results.runs_of(load, server)
-            if whole is None or not runs:
+            if not whole_s or not runs:
                 continue
-            _draw_split(axes, place, step * 0.84, runs, whole.median)
+            _draw_split(axes, place, step * 0.84, runs, whole_s)
             axes.text(0.8, place, server, va="center", fontsize=7.5, color="white")
     for colour, name in ((PREFILL, "prefill"), (DECODE, "decode"), (BOOKKEEPING, "tree, scheduler"), (IDLE, "no step")):
         axes.barh([0], [0], color=colour, label=name)
@@ -123,12 +123,15 @@ def _draw_time(axes: Any, results: Results, loads: list[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
+def _mean_wall_s(runs: Sequence[Run]) -> float:
+    """Means, as in the splits, so that parts and whole belong together; 0 without runs."""
+    return sum(run.wall_s for run in runs) / len(runs) if runs else 0.0
+
+
 def _draw_split(axes: Any, place: float, height: float, runs: list[Run], whole_s: float) -> None:
     split = f.mean_split(runs)
     if split is None:
-        walls = f.over_repeats([run.wall_s for run in runs])
-        assert walls is not None
-        axes.barh(place, walls.median / whole_s * 100, height, color=FAINT)
+        axes.barh(place, _mean_wall_s(runs) / whole_s * 100, height, color=FAINT)
         return
     left = 0.0
     for name, colour in (("prefill", PREFILL), ("decode", DECODE), ("bookkeeping", BOOKKEEPING), ("idle", IDLE)):

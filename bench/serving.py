@@ -24,7 +24,7 @@ FAILURES = (RequestFailedError, OSError, TimeoutError)
 
 
 def add_load_arguments(parser: argparse.ArgumentParser, default: str) -> None:
-    """The flags that choose the load; shared with bench.compare."""
+    """The flags that choose the load."""
     parser.add_argument("--workload", "--load", default=default, help=f"comma-separated: {', '.join(WORKLOADS)} (default: %(default)s)")
     parser.add_argument(
         "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of the workload, see bench.serving --list"

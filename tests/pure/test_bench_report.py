@@ -1,4 +1,4 @@
-"""The figures of bench/: percentiles, step clocks from /metrics, the bound of a comparison, the floor of time to first token."""
+"""The figures of bench/: percentiles, summaries, what /metrics says, the floor of time to first token."""
 
 import json
 from itertools import accumulate
@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.compare import Pair, Run, describe_pairs
 from bench.metrics import growth, parse_metrics
 from bench.records import Overhead, RequestRecord, RunResult, percentile
 from bench.report import append_jsonl, describe, medians, spread, summarize
-from bench.servers import Server, ServerStartError, StepClock, parse_step_clock
+from bench.servers import Server, ServerStartError
 from bench.ttft import ModelShape, TtftPair, read_model_shape
 
 METRICS = """\
@@ -92,55 +91,6 @@ def test_metrics_are_read_by_name_and_labels() -> None:
     assert parse_metrics(text, ("something",)) == {"something_else": 7.0}
     assert growth({"a_total": 1.0}, figures, "no_such", "a_total") == 7.0
     assert growth({}, figures, "no_such") is growth(None, figures, "a_total") is None
-
-
-def test_step_clock_from_metrics() -> None:
-    clock = parse_step_clock(METRICS)
-    assert clock.parts == {"tree": 0.25, "schedule": 0.75, "forward": 99.0}
-    assert clock.prefill_share == pytest.approx(0.8)
-    assert clock.share("tree", "schedule") == pytest.approx(0.01)
-    later = StepClock({"tree": 1.25, "schedule": 0.75, "forward": 100.0}, 81.0).since(clock)
-    assert (later.parts["tree"], later.total_s, later.mixed_s) == (1.0, 2.0, 1.0)
-
-
-def test_decode_rows_of_mixed_steps_are_no_prefill() -> None:
-    """80 s of mixed steps with 100 decode rows in them, which cost 0.1 s each in the steps of their own."""
-    clock = StepClock({"forward": 100.0}, mixed_s=80.0, mixed_decode_rows=100, decode_s=20.0, decode_rows=200)
-    assert clock.mixed_share == pytest.approx(0.8)
-    assert clock.prefill_share == pytest.approx(0.7)
-
-
-def test_step_clock_without_such_counters() -> None:
-    clock = parse_step_clock("# TYPE up gauge\nup 1\n")
-    assert clock.prefill_share is None
-    assert clock.share("tree") is None
-
-
-def pair_of(on_wall_s: float, off_wall_s: float, clock: StepClock, cached: int | None = 80) -> Pair:
-    on = summarize("on", 1, result(on_wall_s, record(0.1, (0.2,), cached)))
-    off = summarize("off", 1, result(off_wall_s, record(0.1, (0.2,), 0)))
-    return Pair(Run(on, clock), Run(off, clock))
-
-
-def test_the_bound_of_a_comparison() -> None:
-    """h = 0.8 and f = 0.75: at most 1 / (1 - 0.6) = 2.5 times faster."""
-    clock = StepClock({"tree": 0.5, "forward": 99.5}, 75.0)
-    pair = pair_of(10.0, 22.0, clock)
-    assert pair.ratio == 2.2
-    assert pair.bound == pytest.approx(2.5)
-    text = describe_pairs("A", [pair, pair])
-    assert "total time off/on 2.200 (pairs 2.200, 2.200; spread 1.00)" in text
-    assert "1/(1 - h f) = 2.500 with h 0.800, f 0.750 (with the decode rows of mixed steps 0.750); " in text
-    assert "ratio over bound 0.880; goal at least 0.85: met" in text
-    assert "MISSED" in describe_pairs("A", [pair_of(10.0, 21.0, clock)])
-    assert "tree and scheduler 0.500% of the step time with re-use on (tree 0.50%, forward 99.50%)" in text
-    assert "goal at most 1%: met" in describe_pairs("B", [pair])
-
-
-def test_a_comparison_without_step_seconds_says_so() -> None:
-    text = describe_pairs("A", [pair_of(10.0, 22.0, StepClock({}, 0.0))])
-    assert "1/(1 - h f): unknown" in text
-    assert "tree and scheduler: unknown" in text
 
 
 def test_the_floor_of_time_to_first_token() -> None:

@@ -13,7 +13,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "radixserve_attention_delete": (None, [_POINTER]),
     "radixserve_attention_plan": (_INT, [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER]),
     "radixserve_attention_num_shared_tiles": (_INT, [_POINTER]),
-    "radixserve_attention_run": (_INT, [_POINTER, _POINTER]),
+    "radixserve_attention_run": (_INT, [_POINTER, _POINTER, _INT64]),
     "radixserve_decoder_dtypes": (_INT, []),
     "radixserve_decoder_pack": (None, [_POINTER, _INT64, _INT64, _INT, _POINTER]),
     "radixserve_decoder_new": (_POINTER, [_INT, _POINTER, ctypes.c_float, *[_POINTER] * 4]),

@@ -1,7 +1,8 @@
 """What 8-bit weights cost in accuracy and save in time: `python -m bench.quantization [--model-dir DIR] [--only accuracy|time]`.
 
 Two engines in this process, with and without --quantization int8. Accuracy: perplexity on this project's own pages and on text that
-the model without it wrote; how often the likeliest next token is the same one; how far greedy answers go together. Time: steps in turn, as ratios.
+the model without it wrote; how often the likeliest next token is the same one; how far greedy answers go together. Time: steps in turn, as
+ratios.
 """
 
 import argparse

@@ -174,7 +174,7 @@ class PackedDecoder:
         return tensor.data_ptr()
 
     def _pack(self, weight: torch.Tensor, is_interleaved: bool = False) -> tuple[int, int | None]:
-        """weight [out, in] -> addresses of panels and, if quantized, of scales; interleaved: the first half of its rows beside the second."""
+        """weight [out, in] -> addresses of panels and, if quantized, of scales; interleaved: first half of its rows beside the second."""
         assert weight.is_contiguous()
         rows, width = weight.shape
         per_panel = _PANEL // 2 if is_interleaved else _PANEL

@@ -2,7 +2,7 @@
 //
 //   packed  [panels][words][32 columns][1 float or 2 bfloat16 neighbours along k], int8 where packed_linear.h has those numbers
 //
-// Such integers are exact in both types. They are widened in registers, or a panel at a time where several tiles of rows want it, and
+// Such integers are exact in both types. They are widened in registers, or a panel at a time where many tiles of rows want it, and
 // multiplied as packed_linear.h does; a sum is scaled when it is complete. So a row's bits depend on neither, nor on the rows beside it.
 #pragma once
 #include <cmath>
@@ -16,6 +16,9 @@ namespace radixserve {
 
 constexpr int MAX_QUANTIZED = 127;
 constexpr int64_t QUANTIZED_AHEAD_BYTES = 2048;
+// Widening in registers hides behind the products of even one tile on some processors and takes their ports on others; once for so many
+// tiles costs little on either.
+constexpr int64_t LEAST_TILES_WIDENED = 16;
 
 template <class T>
 constexpr int64_t quantized_word_bytes() {
@@ -124,7 +127,7 @@ void multiply_quantized(const T* x, int64_t stride, const Tiles<T>& tiles, int64
         const int64_t num_tiles = tiles.per_panel(rows), in_block = index % per_block, panel = in_block / num_tiles;
         const int64_t last = std::min(end, index + num_tiles - in_block % num_tiles);  // of this panel
         const int8_t* integers = reinterpret_cast<const int8_t*>(w.packed) + panel * w.num_words * quantized_word_bytes<T>();
-        const bool is_widened = last - index > 1 || !widens_in_registers(T());
+        const bool is_widened = last - index >= LEAST_TILES_WIDENED || !widens_in_registers(T());
         if (is_widened) widen_panel<T>(integers, w.num_words, widened);
         const __m512 left = _mm512_loadu_ps(w.scales + panel * PANEL), right = _mm512_loadu_ps(w.scales + panel * PANEL + lanes::WIDTH);
         for (; index < last; ++index) {

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 ARGS ?=
+PLAN ?= quick
 VENV := .venv
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -13,7 +14,7 @@ help:
 	@echo "make test     the whole test suite"
 	@echo "make soak     64 clients against a tiny pool for ten minutes     (ARGS=\"--seconds 60\")"
 	@echo "make check    ruff and mypy"
-	@echo "make bench    re-use on against off, on this machine"
+	@echo "make bench    re-use on against off, on this machine, as a report in bench/out/quick    (PLAN=full or PLAN=peers)"
 	@echo "make compat   other people's tools against a real server, each in an environment of its own: minutes, 8 GB on the first run"
 	@echo "make install  only $(VENV) and the package;  make clean removes what was made here"
 
@@ -28,7 +29,7 @@ $(VENV)/bin/python:
 
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "installing into $(VENV): minutes on the first run, 1.4 GB or more with torch"
-	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test]' || \
+	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test,bench]' || \
 		{ echo "could not install: is the package index reachable? Options for pip go into PIP_ARGS" >&2; exit 1; }
 	@touch $@
 
@@ -47,7 +48,7 @@ check: install
 	$(VENV)/bin/mypy
 
 bench: install
-	$(VENV)/bin/python -m bench.compare $(ARGS)
+	$(VENV)/bin/python -m bench.experiment bench/plans/$(PLAN).toml $(ARGS)
 
 compat: install
 	$(VENV)/bin/python -m tests.compat.run $(ARGS)

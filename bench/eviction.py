@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--page-size", type=int, default=MOONCAKE_BLOCK)
     args = parser.parse_args(arguments)
     for path in args.traces:
-        loaded = load_trace(path, args.page_size if path.suffix == ".csv" else None)
+        loaded = load_trace(path, MOONCAKE_BLOCK)  # of a trace of tokens only the prompts are read, whatever its blocks
         trace = [loaded.prompt(index) for index in range(len(loaded.requests))]
         for size in map(int, args.sizes.split(",")):
             print(f"{path.name}, {size} tokens, {len(trace)} prompts", flush=True)

@@ -11,7 +11,7 @@ from typing import Protocol
 from bench.paper_workloads import PAPER_WORKLOADS, Batch, depth_first, ideal_hit_tokens, make_batch
 from radixserve.config import SchedulerConfig
 from radixserve.core import Request, SamplingParams, ScheduledBatch, StepOutput
-from radixserve.scheduler.order.ranking import Rules, keep
+from radixserve.scheduler.order.ranking import Rules
 from radixserve.scheduler.scheduler import Scheduler
 from radixserve.tree.disabled_cache import DisabledCache
 from radixserve.tree.prefix_cache import PageCache, PrefixCache
@@ -52,7 +52,7 @@ class Hits:
 
 def random_order(seed: int) -> Rules:
     rng = random.Random(seed)
-    return Rules(lambda state: (rng.random(), state.arrival), lambda key, depth: key, keep)
+    return Rules(lambda state: (rng.random(), state.arrival), lambda key, depth: key)
 
 
 def run(batch: Batch, arm: str, setting: Setting, runner: Runner | None = None) -> Hits:

@@ -9,7 +9,7 @@ from typing import Any
 class StepSeconds:
     """Seconds spent in each part of all steps so far."""
 
-    tree: float = 0.0  # match, lock, insert, evict
+    tree: float = 0.0  # match, lock, insert, evict; without what watches it
     schedule: float = 0.0  # the rest of planning and of bookkeeping
     plan: float = 0.0  # batch tensors and kernel planning
     forward: float = 0.0

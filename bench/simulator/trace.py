@@ -1,5 +1,5 @@
 """Traces: who asks when, for how much, and which blocks of prompts are equal. Reads Mooncake's JSONL, our own JSONL of token ids, and
-TraceLab's CSV of sessions (tracelab.py).
+TraceLab's CSV and JSONL of sessions (tracelab.py).
 
 Mooncake   {"timestamp": ms, "input_length": n, "output_length": m, "hash_ids": [one per 512 tokens, the last may be partial]}
            A block becomes its id, 512 times: prompts have their true lengths, and pages of 512 tokens are equal exactly where ids are.
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.simulator.tracelab import read_rounds
+from bench.simulator import tracelab
 from radixserve.core import IntArray
 
 MOONCAKE_BLOCK = 512
@@ -72,10 +72,10 @@ def load_trace(path: Path, page_size: int | None = None, limit: int | None = Non
     """Read a trace of any kind; the first `limit` lines where given.
 
     page_size: of Mooncake's blocks (512, and nothing else); of a trace of token ids whatever is to be tried (default 1).
-    Raises TraceError; TraceLabError for a CSV.
+    Raises TraceError; TraceLabError for a file of TraceLab's.
     """
     if path.suffix == ".csv":
-        rounds = list(islice(read_rounds(path), limit))
+        rounds = list(islice(tracelab.with_tokens(tracelab.read_csv(path)), limit))
         if not rounds:
             raise TraceError(f"{path}: expected at least one round, got none")
         requests = _of_token_ids(path, rounds, page_size or 1)
@@ -92,6 +92,8 @@ def load_trace(path: Path, page_size: int | None = None, limit: int | None = Non
         page_size = MOONCAKE_BLOCK
     else:
         page_size = page_size or 1
+        if tracelab.JSON_MARK in rows[0]:
+            rows = list(tracelab.with_tokens(tracelab.of_json(path, rows)))
         requests = _of_token_ids(path, rows, page_size)
     return Trace(path.stem, page_size, tuple(sorted(requests, key=lambda request: request.arrival_s)))
 
@@ -101,8 +103,8 @@ def _parse(path: Path, number: int, line: str) -> dict[str, Any]:
         row = json.loads(line)
     except ValueError as error:
         raise TraceError(f"{path}, line {number}: expected a JSON object, got {line[:40]!r}") from error
-    if not isinstance(row, dict) or not ("hash_ids" in row or "token_ids" in row):
-        raise TraceError(f"{path}, line {number}: expected an object with hash_ids or token_ids, got {line[:40]!r}")
+    if not isinstance(row, dict) or not {"hash_ids", "token_ids", tracelab.JSON_MARK} & row.keys():
+        raise TraceError(f"{path}, line {number}: expected an object with hash_ids, token_ids or {tracelab.JSON_MARK}, got {line[:40]!r}")
     return row
 
 

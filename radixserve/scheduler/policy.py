@@ -21,7 +21,7 @@ from radixserve.scheduler.order.branch import Branch
 from radixserve.scheduler.order.coverage import Coverage
 from radixserve.scheduler.order.policies import arrival, make_rules
 from radixserve.scheduler.order.prompt_tree import PromptNode, PromptTree
-from radixserve.scheduler.order.ranking import Ranking, Rules, keep
+from radixserve.scheduler.order.ranking import Ranking, Rules
 from radixserve.scheduler.sharing import InFlight
 from radixserve.scheduler.state import RequestState
 from radixserve.tree.key import TOKEN_BYTES
@@ -41,17 +41,19 @@ class WaitingQueue:
         self._prompt_tokens, self._cached_tokens = 1, 0  # of admitted requests
         self._overtakings = Overtakings(config.lpm_max_overtaken)
         page_bytes = cache.page_size * TOKEN_BYTES
-        self._arrival = Ranking(arrival(config), 0, TOKEN_BYTES)
-        self._order, rankings = self._arrival, [self._arrival]
         if rules is None and config.schedule_policy != "fcfs":
             rules = make_rules(config, self._num_short_tokens)
-        if rules is not None:
-            self._order = Ranking(rules, 1, TOKEN_BYTES)
-            rankings.append(self._order)
-        self._rankings = tuple(rankings)
-        self._changed: dict[int, PromptNode] = {}  # by id: nodes of which not all above know
-        self._prompts = PromptTree(page_bytes, len(self._rankings), self, has_weights=rules is not None and rules.of_branch is not keep)
-        self._branch = Branch(self._prompts, self._order) if rules is not None and rules.stays else None
+        all_rules = [arrival(config)] if rules is None else [arrival(config), rules]
+        is_depth_first = rules is not None and rules.is_depth_first
+        self._prompts = PromptTree(page_bytes, len(all_rules), self, has_branches=is_depth_first)
+        self._rankings = [Ranking(one, index, TOKEN_BYTES, self._prompts.tour) for index, one in enumerate(all_rules)]
+        self._arrival = self._rankings[0]
+        self._kept: list[Ranking | Branch] = [*self._rankings]
+        self._branch: Branch | None = None
+        if is_depth_first:
+            self._branch = Branch(self._prompts, self._rankings[-1], len(all_rules))
+            self._kept.append(self._branch)
+        self._changed: dict[int, PromptNode] = {}  # by id: nodes whose coverage or mark changed since the last look
         self._in_flight = InFlight(self._prompts, self._note_change, self._overdue_in)
         self._coverage = Coverage(self._prompts.root, page_bytes, self._note_change)
         cache_root = cache.watch(self._coverage)
@@ -80,6 +82,7 @@ class WaitingQueue:
         node = self._prompts.add(state, state.cacheable_tokens())
         for ranking in self._rankings:
             ranking.add(state, node)
+        self._refresh(node)
         self._overtakings.add(state, self._arrival.key(state.request.request_id), comes_back)
 
     def remove(self, request_id: str) -> RequestState | None:
@@ -112,10 +115,10 @@ class WaitingQueue:
     def head(self) -> RequestState | None:
         """Who is admitted next, or else nobody; None if all wait for a leader."""
         self._settle()
-        oldest = self._arrival.first(self._prompts.root)
+        oldest = self._arrival.first()
         if oldest is None:
             return None
-        best = self._order.first(self._branch.find() if self._branch is not None else self._prompts.root)
+        best = self._kept[-1].first()
         bar = self._overtakings.bar(oldest, self._arrival.key(oldest.request.request_id))
         assert best is not None
         return oldest if bar is not None and self._arrival.key(best.request.request_id) > bar else best
@@ -137,10 +140,17 @@ class WaitingQueue:
         return all(ranking.key_at(waiting, 0) < ranking.key_at(running, running.num_computed) for ranking in self._rankings)
 
     def _overdue_in(self, node: PromptNode) -> RequestState | None:
-        oldest = self._arrival.oldest(node)
-        if oldest is None or not self._overtakings.is_overdue(oldest, self._arrival.key(oldest.request.request_id)):
+        """The first that is overdue, of all at and below the node. That need not be the oldest: who came back begins to wait anew."""
+        oldest = self._arrival.first_below(node)
+        if self._is_overdue(oldest):
+            return oldest
+        if not self._overtakings.is_any_overdue:
             return None
-        return oldest
+        overdue = [state for state in node.all_requests() if self._is_overdue(state)]
+        return min(overdue, key=lambda state: self._arrival.key(state.request.request_id), default=None)
+
+    def _is_overdue(self, state: RequestState) -> bool:
+        return self._overtakings.is_overdue(state, self._arrival.key(state.request.request_id))
 
     def _num_short_tokens(self, state: RequestState) -> float:
         """Tokens of the cache that it displaces, times the share of prompts that was found again so far. What it matches now it keeps."""
@@ -153,16 +163,16 @@ class WaitingQueue:
     # ---- the prompts' tree changes its shape (prompt_tree.Follower)
 
     def _refresh(self, node: PromptNode) -> None:
-        for ranking in self._rankings:
-            ranking.refresh(node)
+        for one in self._kept:
+            one.refresh(node)
 
     def _note_change(self, node: PromptNode) -> None:
-        """Coverage or mark of a node changed. Many do so together, one below the other: they are put right from below, when it matters."""
+        """Coverage or mark of a node changed. Many do so together, one below the other: they are put right when it matters."""
         self._changed[id(node)] = node
 
     def _settle(self) -> None:
-        for ranking in self._rankings:
-            ranking.settle(self._changed.values())
+        for one in self._kept:
+            one.settle(self._changed.values())
         self._changed.clear()
 
     def node_added(self, node: PromptNode) -> None:
@@ -173,8 +183,8 @@ class WaitingQueue:
         assert upper.parent is not None
         if self._branch is not None:
             self._branch.replaced(lower, upper)
-        for ranking in self._rankings:
-            ranking.take_out(lower, upper.parent)
+        for one in self._kept:
+            one.take_out(lower, upper.parent)
         self._refresh(lower)
 
     def node_removed(self, node: PromptNode) -> None:
@@ -184,8 +194,8 @@ class WaitingQueue:
         assert node.parent is not None
         if self._branch is not None:
             self._branch.replaced(node, node.parent)
-        for ranking in self._rankings:
-            ranking.take_out(node, node.parent)
+        for one in self._kept:
+            one.take_out(node, node.parent)
 
     def node_joined(self, upper: PromptNode, lower: PromptNode) -> None:
         self._coverage.node_joined(upper, lower)
@@ -194,6 +204,6 @@ class WaitingQueue:
         assert lower.parent is not None
         if self._branch is not None:
             self._branch.replaced(upper, lower)
-        for ranking in self._rankings:
-            ranking.take_out(upper, lower.parent)
+        for one in self._kept:
+            one.take_out(upper, lower.parent)
         self._refresh(lower)

@@ -6,12 +6,11 @@ Every running request can go on, or one that loses less gives way to it (pressur
     free + evictable >= sum of promised pages of the running requests
     promised: what its known tokens lack; all that it may ask for, once it has been retracted --max-retractions times
 
-Admission keeps it, with an estimate of the output to come on top; _relieve makes it true again where the estimate was too low; reserve
+Admission keeps it, with an estimate of the output to come on top; retraction.py makes it true again where the estimate was too low; reserve
 relies on it.
 """
 
 import dataclasses
-import logging
 from collections.abc import Iterator
 from itertools import chain
 
@@ -30,16 +29,15 @@ from radixserve.errors import InvalidRequestError, QueueFullError
 from radixserve.metrics import EngineStats
 from radixserve.scheduler.admission import Room, check_length
 from radixserve.scheduler.chunk_size import ChunkSize
-from radixserve.scheduler.ends import End, OutsideEnds, count_end, end_short
+from radixserve.scheduler.ends import End, OutsideEnds, count_end
 from radixserve.scheduler.order.ranking import Rules
 from radixserve.scheduler.policy import WaitingQueue
 from radixserve.scheduler.preemption import Preemption
-from radixserve.scheduler.pressure import NewTokenRatio, forced_victim, loses_least
+from radixserve.scheduler.pressure import NewTokenRatio
+from radixserve.scheduler.retraction import Retractions
 from radixserve.scheduler.running import RunningRequests
 from radixserve.scheduler.state import RequestState
 from radixserve.tree.prefix_cache import PageCache
-
-logger = logging.getLogger("radixserve.engine")
 
 
 class Scheduler:
@@ -65,7 +63,6 @@ class Scheduler:
         self._waiting = WaitingQueue(config, cache, rules)
         self._running = RunningRequests(cache, config.max_running_requests)
         self._new_token_ratio = NewTokenRatio(config.schedule_conservativeness)
-        self._forced_retraction_interval = forced_retraction_interval
         self._chunk_size = ChunkSize(config.target_step_ms / 1000, self.max_step_tokens) if config.target_step_ms else None
         self._room = Room(cache, self._running, self._new_token_ratio)
         self._preemption = Preemption(config, cache, self._waiting, self._running, self._room)
@@ -75,6 +72,9 @@ class Scheduler:
         self._step = 0
         self._planned_at = 0.0
         self.totals = EngineStats()  # only the *_total fields are kept here
+        self._retractions = Retractions(
+            config, self._waiting, self._running, self._new_token_ratio, self.totals, forced_retraction_interval
+        )
 
     # ---- requests come and go
 
@@ -132,10 +132,11 @@ class Scheduler:
         self._apply_marks(now)
         for end in self._ends.late(now):
             self._end(end, now)
-        self._force_retraction(now)
-        self._relieve(now)
+        self._retractions.force(self._step, now)
+        for end in self._retractions.relieve(now):
+            self._end(end, now)
         for victim in self._preemption.victims(self.new_token_ratio, self.max_step_tokens, self.max_prompt_tokens):
-            self._give_way(victim, now)
+            self._retractions.give_way(victim, now)
         decoding = [state for state in self._running.values() if state.is_decoding]
         prefilling = [state for state in self._running.values() if not state.is_decoding]
         self.cache.make_room(sum(state.needs_page(1, self.cache.page_size) for state in decoding), now)
@@ -232,47 +233,6 @@ class Scheduler:
             self.totals.prompt_tokens_total += state.num_prompt
             self.totals.cached_tokens_total += state.num_cached
         return True
-
-    # ---- memory pressure
-
-    def _relieve(self, now: float) -> None:
-        """Make room for all who run to go on: eviction alone, or the one that loses least gives way, and again."""
-        num_before = self.totals.retracted_total
-        while self._running.num_missing_pages() > 0:
-            candidates = [state for state in self._running.values() if not state.is_guaranteed]
-            if len(self._running) == 1 or not candidates:
-                # somebody who is no request holds pages
-                self._end(end_short(loses_least(self._running.values())), now)
-                continue
-            self._give_way(loses_least(candidates), now)
-        num_retracted = self.totals.retracted_total - num_before
-        if num_retracted:
-            ratio_before = self.new_token_ratio
-            self._new_token_ratio.after_retraction(self._running.values())
-            text = "KV cache pool is full. Retract requests. #retracted_reqs: %d, #new_token_ratio: %.4f -> %.4f"
-            logger.info(text, num_retracted, ratio_before, self.new_token_ratio)
-
-    def _force_retraction(self, now: float) -> None:
-        interval = self._forced_retraction_interval
-        if interval is not None and self._step % interval == 0:
-            victim = forced_victim(self._running.values(), self._step)
-            if victim is not None:
-                self._retract(victim, now)
-
-    def _give_way(self, victim: RequestState, now: float) -> None:
-        victim.num_retractions += 1
-        victim.is_guaranteed = victim.num_retractions >= self._config.max_retractions
-        self._retract(victim, now)
-
-    def _retract(self, state: RequestState, now: float) -> None:
-        """Put a running request back to wait, where its arrival belongs. What it computed goes into the tree; it goes on from there.
-
-        Call before any row of a step is planned.
-        """
-        self._running.stop(state, now, False)
-        state.retract()
-        self._waiting.add(state)
-        self.totals.retracted_total += 1
 
     # ---- results
 

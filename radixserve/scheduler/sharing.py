@@ -19,7 +19,7 @@ from radixserve.scheduler.state import RequestState
 
 class InFlight:
     """Marks the nodes of the prompts' tree below which all wait for a leader. `on_change` is called for each whose mark changed;
-    `overdue_in` gives the first of a node's requests if it is overdue. Leaders are named by number: nothing keeps one that has ended."""
+    `overdue_in` gives the first overdue one of a node's requests. Leaders are named by number: nothing keeps one that has ended."""
 
     def __init__(
         self,

@@ -10,15 +10,16 @@ from collections import OrderedDict
 from zlib import crc32
 
 from radixserve.core import IntArray, Namespace
-from radixserve.tree.eviction import EVICTION_POLICIES, EvictionOrder, LeafQueue, Priority, lru
+from radixserve.tree.eviction import EVICTION_POLICIES, Entry, EvictionOrder, LeafQueue, lru
 from radixserve.tree.key import TOKEN_BYTES
 from radixserve.tree.node import TreeNode
 
 GHOST_FACTOR = 4  # blocks remembered as seen, per block of the cache; the tree keeps ghosts of as many tokens
 MAX_DUEL_BLOCKS = 2048  # larger caches are judged by a sample of the blocks, in a cache that is smaller by the same factor
 MIN_BLOCK_TOKENS = 64
-MARGIN = 0.05  # by which the other candidate must be better to take over
-NOISE = 4.0  # and by so many standard deviations of a count
+MARGIN = 0.05  # of the hits of the one that is followed, by which the other must lead to take over
+DOUBT = 3.0  # and by so many standard deviations of the lead
+MEMORY = 16  # half of the past is forgotten when the cache was turned over so many times: few requests turn a small one over
 ADAPTIVE = "adaptive"
 
 
@@ -52,7 +53,7 @@ class AdaptiveOrder(EvictionOrder):
     def _queue_of(self, node: TreeNode) -> LeafQueue:
         return self._queue if node.hits else self._probation
 
-    def _next(self) -> tuple[Priority, int, TreeNode] | None:
+    def _next(self) -> Entry | None:
         fresh, proven = self._probation.head(), self._queue.head()
         if fresh is None or proven is None or self.duel.is_probation_better:
             return fresh or proven
@@ -71,23 +72,27 @@ class Duel:
         self._fresh: OrderedDict[int, None] = OrderedDict()
         self._proven: OrderedDict[int, None] = OrderedDict()
         self._seen: OrderedDict[int, None] = OrderedDict()
-        self._decay = 0.5 ** (1 / (4 * num_blocks))  # per block: half of the past is forgotten when the cache was turned over four times
+        self._decay = 0.5 ** (1 / (MEMORY * num_blocks))  # per block
         self.lru_score = 0.0
         self.probation_score = 0.0
+        self._variance = 0.0  # of the lead of one over the other
         self.is_probation_better = False
 
     def observe(self, block_ids: list[int]) -> None:
         """One request's blocks, from the root on."""
         decay = self._decay ** len(block_ids)
-        self.lru_score = self.lru_score * decay + self._access_lru(block_ids)
-        self.probation_score = self.probation_score * decay + self._access_probation(block_ids)
+        lru_hits, probation_hits = self._access_lru(block_ids), self._access_probation(block_ids)
+        self.lru_score = self.lru_score * decay + lru_hits
+        self.probation_score = self.probation_score * decay + probation_hits
+        self._variance = self._variance * decay**2 + (probation_hits - lru_hits) ** 2
         self._judge()
 
     def _judge(self) -> None:
-        held, other = self.lru_score, self.probation_score
+        """A request's blocks are hit or missed together, so evidence is counted in requests: a few that differ by much prove nothing."""
+        followed, other = self.lru_score, self.probation_score
         if self.is_probation_better:
-            held, other = other, held
-        if other > held * (1 + MARGIN) + NOISE * held**0.5:
+            followed, other = other, followed
+        if other - followed > MARGIN * followed + DOUBT * self._variance**0.5:
             self.is_probation_better = not self.is_probation_better
 
     def _access_lru(self, block_ids: list[int]) -> int:

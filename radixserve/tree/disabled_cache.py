@@ -16,7 +16,6 @@ from radixserve.tree.watcher import TreeWatcher
 
 class DisabledCache:
     is_shared = False
-    version = 0
     growth = 0
     num_evictable_pages = 0
     num_locked_pages = 0

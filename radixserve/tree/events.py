@@ -25,15 +25,12 @@ class TreeEvent:
 
 def path_hash(node: TreeNode) -> bytes:
     """SHA-256 over namespaces and tokens from the root to the end of `node`; a split does not change it. b"" for the root."""
-    path = []
-    while node.parent is not None:
-        path.append(node)
-        node = node.parent
+    path = [*node.lineage()][-2::-1]
     if not path:
         return b""
     digest = hashlib.sha256()
     namespace: Namespace | None = None
-    for step in reversed(path):
+    for step in path:
         if step.namespace != namespace:
             namespace = step.namespace
             for part in namespace:

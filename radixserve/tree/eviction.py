@@ -1,19 +1,23 @@
 """In which order evictable leaves go. Kept as they change, never found by walking the tree.
 
-A queue is a heap with tickets: each change of a leaf pushes a new entry, and only the entry that carries the node's current ticket counts.
-So any policy works, also one whose priority may fall, and every operation is O(log n).
+Each change of a leaf puts a new entry into its queue, and only the entry that carries the node's current ticket counts. So any policy
+works, also one whose priority may fall. Most leaves come in order (what was used last goes last), into a run that costs the same at any
+length; the others go into a heap, O(log n).
 
     EvictionOrder    the policy's queue(s), then the queue of pinned leaves: those go last, the one that expires first before the others
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from radixserve.core import IntArray, Namespace
 from radixserve.tree.node import TreeNode
 
 Priority = float | tuple[float, ...]
 EvictionPolicy = Callable[[TreeNode], Priority]  # the smallest goes first
+Entry = tuple[Priority, int, TreeNode]  # with a ticket, which no two entries share
 
 
 def lru(node: TreeNode) -> Priority:
@@ -45,42 +49,55 @@ class LeafQueue:
     """A priority queue of nodes, each of which is in at most one queue of its tree. Equal priorities in order of arrival."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Priority, int, TreeNode]] = []
+        self._run: deque[Entry] = deque()  # sorted
+        self._heap: list[Entry] = []
         self._num_live = 0
 
     def __len__(self) -> int:
         return self._num_live
 
     def __iter__(self) -> Iterator[TreeNode]:
-        return (node for _, ticket, node in self._heap if node.order_ticket == ticket)
+        return (entry[2] for entry in chain(self._run, self._heap) if _is_live(entry))
 
     def put(self, node: TreeNode, priority: Priority, ticket: int) -> None:
         """Add a node that is in no queue. Tickets rise, and no two puts of one tree have the same."""
         node.order_queue, node.order_ticket = self, ticket
         self._num_live += 1
-        heapq.heappush(self._heap, (priority, ticket, node))
-        if len(self._heap) > 2 * self._num_live + 64:
-            self._heap = [entry for entry in self._heap if entry[2].order_ticket == entry[1]]
+        run, heap, entry = self._run, self._heap, (priority, ticket, node)
+        if not run or run[-1] < entry:
+            run.append(entry)
+        else:
+            heapq.heappush(heap, entry)
+        if len(run) + len(heap) > 2 * self._num_live + 64:
+            self._run = deque(filter(_is_live, run))
+            self._heap = list(filter(_is_live, heap))
             heapq.heapify(self._heap)
 
     def remove(self, node: TreeNode) -> None:
         node.order_queue, node.order_ticket = None, 0
         self._num_live -= 1
 
-    def head(self) -> tuple[Priority, int, TreeNode] | None:
+    def head(self) -> Entry | None:
         """The smallest entry; it stays."""
-        heap = self._heap
-        while heap:
-            if heap[0][2].order_ticket == heap[0][1]:
-                return heap[0]
+        run, heap = self._run, self._heap
+        while run and not _is_live(run[0]):
+            run.popleft()
+        while heap and not _is_live(heap[0]):
             heapq.heappop(heap)
-        return None
+        if run and heap:
+            return min(run[0], heap[0])
+        return run[0] if run else heap[0] if heap else None
 
     def clear(self) -> None:
         for node in self:
             node.order_queue, node.order_ticket = None, 0
+        self._run.clear()
         self._heap.clear()
         self._num_live = 0
+
+
+def _is_live(entry: Entry) -> bool:
+    return entry[2].order_ticket == entry[1]
 
 
 class EvictionOrder:
@@ -131,7 +148,7 @@ class EvictionOrder:
     def _queue_of(self, node: TreeNode) -> LeafQueue:
         return self._queue
 
-    def _next(self) -> tuple[Priority, int, TreeNode] | None:
+    def _next(self) -> Entry | None:
         return self._queue.head()
 
 

@@ -3,6 +3,7 @@
 Eviction goes from the leaves up, so a ghost is always older than the ghost above it: the oldest has no children.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
 from radixserve.tree.key import TOKEN_BYTES
@@ -17,7 +18,8 @@ class GhostList:
         self._max_tokens = max_tokens
         self._max_ghosts = max(MIN_MAX_GHOSTS, max_tokens // TOKENS_PER_GHOST)
         self._page_bytes = page_bytes
-        self._ghosts: dict[int, TreeNode] = {}  # by node id, oldest first
+        # by node id, oldest first; in a plain dict the first is found by a walk over all that went before it
+        self._ghosts: OrderedDict[int, TreeNode] = OrderedDict()
         self.num_tokens = 0
 
     def __len__(self) -> int:

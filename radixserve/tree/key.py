@@ -1,6 +1,7 @@
 """TreeKey: what a path of the tree is named by. Segments of (namespace, token ids); most keys have one.
 
-Token ids are held as bytes of native int32, so that slices hash, compare and prefix-test in C, whatever their length.
+Token ids are bytes of native int32, so that slices hash, compare and prefix-test in C, whatever their length. A key looks at the caller's
+array without a copy of it: the array must not change its length while the key is there.
 """
 
 from array import array
@@ -10,11 +11,12 @@ from typing import NamedTuple
 from radixserve.core import IntArray, Namespace
 
 TOKEN_BYTES = array("i").itemsize
+Tokens = bytes | memoryview  # of bytes
 
 
 class Segment(NamedTuple):
     namespace: Namespace
-    tokens: bytes  # int32 each
+    tokens: Tokens  # int32 each
 
 
 class TreeKey(NamedTuple):
@@ -25,16 +27,16 @@ class TreeKey(NamedTuple):
 
     @classmethod
     def of(cls, namespace: Namespace, token_ids: IntArray) -> "TreeKey":
-        return cls((Segment(namespace, token_ids.tobytes()),))
+        return cls((Segment(namespace, _viewed(token_ids)),))
 
     @classmethod
     def layered(cls, parts: Iterable[tuple[Namespace, IntArray]]) -> "TreeKey":
         """From several runs of tokens. Neighbours in one namespace become one segment: where they meet must not matter."""
         segments: list[Segment] = []
         for namespace, token_ids in parts:
-            tokens = token_ids.tobytes()
+            tokens = _viewed(token_ids)
             if segments and segments[-1].namespace == namespace:
-                segments[-1] = Segment(namespace, segments[-1].tokens + tokens)
+                segments[-1] = Segment(namespace, bytes(segments[-1].tokens) + tokens)
             elif tokens:
                 segments.append(Segment(namespace, tokens))
         return cls(tuple(segments))
@@ -56,23 +58,28 @@ class TreeKey(NamedTuple):
         return aligned
 
 
+def _viewed(token_ids: IntArray) -> Tokens:
+    return memoryview(token_ids).cast("B") if token_ids else b""  # a view of nothing cannot be cast
+
+
 def unpacked(tokens: bytes) -> IntArray:
     ids = array("i")
     ids.frombytes(tokens)
     return ids
 
 
-def common_length(edge: bytes, tokens: bytes, start: int, stop: int, step: int) -> int:
+def common_length(edge: bytes, tokens: Tokens, start: int, stop: int, step: int) -> int:
     """How many leading bytes of `edge` equal tokens[start:stop], rounded down to a multiple of `step`.
 
     Whole-edge matches (the common case) are one memcmp; a difference is found by halving, so n bytes cost O(n) compared in C.
     """
-    if len(edge) <= stop - start and tokens.startswith(edge, start):
+    view = memoryview(tokens)[start : min(stop, start + len(edge))]
+    if len(view) == len(edge) and edge.startswith(view):
         return len(edge)
-    low, high = 0, min(len(edge), stop - start) // step  # invariant: the first `low` steps are equal
+    low, high = 0, len(view) // step  # invariant: the first `low` steps are equal
     while low < high:
         middle = (low + high + 1) // 2
-        if tokens.startswith(edge[low * step : middle * step], start + low * step):
+        if edge.startswith(view[low * step : middle * step], low * step):
             low = middle
         else:
             high = middle - 1

@@ -22,11 +22,7 @@ class Match(NamedTuple):
 
     def path(self) -> list[TreeNode]:
         """From below the root to `node`."""
-        path, step = [], self.node
-        while step.parent is not None:
-            path.append(step)
-            step = step.parent
-        return path[::-1]
+        return [*self.node.lineage()][-2::-1]
 
 
 def longest_match(root: TreeNode, segments: Iterable[Segment], page_size: int, version: int) -> Match:
@@ -38,7 +34,7 @@ def longest_match(root: TreeNode, segments: Iterable[Segment], page_size: int, v
     for namespace, tokens in segments:
         offset, stop = 0, len(tokens)
         while offset < stop:
-            child = node.children.get((namespace, tokens[offset : offset + page_bytes]))
+            child = node.children.get((namespace, bytes(tokens[offset : offset + page_bytes])))
             if child is None or child.pages is None:
                 break
             node, node_bytes = child, common_length(child.tokens, tokens, offset, stop, page_bytes)

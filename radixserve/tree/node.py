@@ -1,5 +1,6 @@
 """TreeNode: one edge of the tree and the node below it."""
 
+from collections.abc import Iterator
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,20 @@ class TreeNode:
     @property
     def is_evictable_leaf(self) -> bool:
         return self.pages is not None and self.parent is not None and self.lock_ref == 0 and self.num_live_children == 0
+
+    def lineage(self) -> "Iterator[TreeNode]":
+        """This node, then what is above it; the root last."""
+        node: TreeNode | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def descendants(self) -> "list[TreeNode]":
+        """All nodes below, parents first."""
+        found = list(self.children.values())
+        for node in found:
+            found.extend(node.children.values())
+        return found
 
     def __repr__(self) -> str:
         held = "ghost" if self.pages is None else f"{len(self.pages)} pages"

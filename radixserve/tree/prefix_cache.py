@@ -19,7 +19,7 @@ from radixserve.tree.node import TreeNode
 from radixserve.tree.page_pool import PagePool
 from radixserve.tree.pins import PinResult
 from radixserve.tree.radix_tree import RadixTree
-from radixserve.tree.watcher import TreeWatcher
+from radixserve.tree.watcher import TimedApart, TreeWatcher
 
 
 class PagePath:
@@ -50,7 +50,7 @@ class PagePath:
 
 
 class PrefixMatch(NamedTuple):
-    """What a prompt would re-use now. Valid until the cache's version changes."""
+    """What a prompt would re-use now. Valid until the tree changes."""
 
     namespace: Namespace
     num_tokens: int
@@ -63,11 +63,9 @@ class PageCache(Protocol):
 
     page_size: int
     is_shared: bool  # whether one request may re-use what another one computed
-    seconds: float  # spent behind this door so far
+    seconds: float  # spent behind this door so far, less what the watcher took
     num_evicted_pages: int  # so far
 
-    @property
-    def version(self) -> int: ...
     @property
     def growth(self) -> int: ...
     @property
@@ -136,11 +134,6 @@ class PrefixCache:
             on_event=on_event,
             max_pinned_pages=int(num_pages * max_pinned_fraction),
         )
-
-    @property
-    def version(self) -> int:
-        """Changes whenever a match may come out differently."""
-        return self.tree.version
 
     @property
     def growth(self) -> int:
@@ -269,7 +262,7 @@ class PrefixCache:
 
     def watch(self, watcher: TreeWatcher) -> TreeNode | None:
         """Tell the watcher, in place of any earlier one, what changes from now on. Returns the tree's root; None if there is no tree."""
-        self.tree.watcher = watcher
+        self.tree.watcher = TimedApart(watcher, self)
         return self.tree.root
 
     def explain(self, namespace: Namespace, token_ids: IntArray) -> MatchExplanation | None:

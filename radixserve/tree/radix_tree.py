@@ -10,11 +10,11 @@ from array import array
 from collections.abc import Callable
 from typing import NamedTuple
 
-from radixserve.core import BASE_NAMESPACE, IntArray
+from radixserve.core import BASE_NAMESPACE, IntArray, Namespace
 from radixserve.tree.events import EventLog, TreeEvent
 from radixserve.tree.eviction import EvictionOrder, lru
 from radixserve.tree.ghosts import GhostList
-from radixserve.tree.key import TOKEN_BYTES, Segment, TreeKey, common_length
+from radixserve.tree.key import TOKEN_BYTES, TreeKey, common_length
 from radixserve.tree.matching import Match, joined, longest_match
 from radixserve.tree.node import TreeNode
 from radixserve.tree.pins import PinBook, PinResult
@@ -23,9 +23,7 @@ from radixserve.tree.watcher import NO_WATCHER, TreeWatcher
 
 class InsertResult(NamedTuple):
     node: TreeNode  # where the inserted key ends
-    existing_pages: (
-        IntArray  # not to be changed; the tree's pages for the leading part that was there already; the caller's own for it are duplicates
-    )
+    existing_pages: IntArray  # not to be changed: the tree's, for the leading part that was there; the caller's own for it are duplicates
 
 
 class RadixTree:
@@ -61,13 +59,11 @@ class RadixTree:
     def lock(self, match: Match, now: float, priority: int = 0) -> TreeNode:
         """Hold exactly the matched path, splitting its last edge if only part of it was matched. Returns the node to unlock."""
         node = self._cut(match)
-        step: TreeNode | None = node
-        while step is not None:
+        for step in node.lineage():
             step.last_access = now
             step.hits += 1
             step.priority = max(step.priority, priority)
             self._add_lock(step)
-            step = step.parent
         return node
 
     def _cut(self, match: Match) -> TreeNode:
@@ -92,8 +88,7 @@ class RadixTree:
 
     def unlock(self, node: TreeNode, now: float) -> None:
         """Give back one lock. The whole path was in use until now."""
-        step: TreeNode | None = node
-        while step is not None:
+        for step in node.lineage():
             assert step.lock_ref > 0, f"expected a locked node, got {step}"
             step.lock_ref -= 1
             step.last_access = now
@@ -101,7 +96,6 @@ class RadixTree:
                 self.num_locked_pages -= len(step.pages)
                 self.num_evictable_pages += len(step.pages)
                 self._reorder(step)
-            step = step.parent
 
     # ---- pin
 
@@ -138,17 +132,16 @@ class RadixTree:
         node = at if at is not None else self.root
         existing: list[IntArray] = []
         num_done = 0  # pages walked so far
-        for segment in key.page_aligned(self._page_bytes, None):
-            offset, stop = 0, len(segment.tokens)
+        for namespace, tokens in key.page_aligned(self._page_bytes, None):
+            offset, stop = 0, len(tokens)
             while offset < stop:
-                child = node.children.get((segment.namespace, segment.tokens[offset : offset + self._page_bytes]))
+                child = node.children.get((namespace, bytes(tokens[offset : offset + self._page_bytes])))
                 if child is None:
                     mine = pages[num_done : num_done + (stop - offset) // self._page_bytes]
-                    new = Segment(segment.namespace, segment.tokens[offset:])
-                    node = self._grow(node, new, mine, now, priority, is_callers=node is at)
+                    node = self._grow(node, namespace, bytes(tokens[offset:]), mine, now, priority, is_callers=node is at)
                     num_done += len(mine)
                     break
-                num_bytes = common_length(child.tokens, segment.tokens, offset, stop, self._page_bytes)
+                num_bytes = common_length(child.tokens, tokens, offset, stop, self._page_bytes)
                 node = child if num_bytes == len(child.tokens) else self._split(child, num_bytes)
                 num_pages = num_bytes // self._page_bytes
                 if node.pages is None:
@@ -166,9 +159,10 @@ class RadixTree:
         assert num_done <= len(pages), f"expected at least {num_done} pages, got {len(pages)}"
         return InsertResult(node, joined(existing))
 
-    def _grow(self, node: TreeNode, new: Segment, pages: IntArray, now: float, priority: int, is_callers: bool) -> TreeNode:
+    def _grow(
+        self, node: TreeNode, namespace: Namespace, tokens: bytes, pages: IntArray, now: float, priority: int, is_callers: bool
+    ) -> TreeNode:
         """Put new tokens below `node`: as a leaf, or, where only the caller holds it, at the end of its edge, whose hits they inherit."""
-        namespace, tokens = new
         is_alone = is_callers and node.lock_ref == 1 and not node.children and not node.pinned_until
         if is_alone and node.pages is not None and node.namespace == namespace:
             self._events.emit("insert", node, tokens, now, is_below=True)
@@ -301,7 +295,4 @@ class RadixTree:
 
     def nodes(self) -> list[TreeNode]:
         """All nodes but the root, ghosts included, parents first."""
-        found = list(self.root.children.values())
-        for node in found:
-            found.extend(node.children.values())
-        return found
+        return self.root.descendants()

@@ -3,6 +3,7 @@
 Cheaper than a TreeEvent, which names a path by its hash: a watcher gets the nodes themselves, and only reads them.
 """
 
+from time import perf_counter
 from typing import Protocol
 
 from radixserve.tree.node import TreeNode
@@ -39,3 +40,35 @@ class _NoWatcher:
 
 
 NO_WATCHER = _NoWatcher()
+
+
+class HasSeconds(Protocol):
+    seconds: float
+
+
+class TimedApart:
+    """Hands on to a watcher, and takes its time off an account: what the queue does when the tree changes is not the tree's work."""
+
+    def __init__(self, watcher: TreeWatcher, account: HasSeconds) -> None:
+        self._watcher = watcher
+        self._account = account
+
+    def grew(self, node: TreeNode, num_bytes: int) -> None:
+        start = perf_counter()
+        self._watcher.grew(node, num_bytes)
+        self._account.seconds -= perf_counter() - start
+
+    def split(self, upper: TreeNode, lower: TreeNode) -> None:
+        start = perf_counter()
+        self._watcher.split(upper, lower)
+        self._account.seconds -= perf_counter() - start
+
+    def cut(self, leaf: TreeNode, num_bytes: int) -> None:
+        start = perf_counter()
+        self._watcher.cut(leaf, num_bytes)
+        self._account.seconds -= perf_counter() - start
+
+    def cleared(self, root: TreeNode) -> None:
+        start = perf_counter()
+        self._watcher.cleared(root)
+        self._account.seconds -= perf_counter() - start

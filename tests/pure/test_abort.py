@@ -41,13 +41,13 @@ def before_the_first_decode_step(bench: Bench) -> None:
 
 def retracted_between_chunks(bench: Bench) -> None:
     between_chunks(bench)
-    bench.scheduler._retract(bench.scheduler._running["a"], bench.now)
+    bench.scheduler._retractions.retract(bench.scheduler._running["a"], bench.now)
 
 
 def retracted_while_decoding(bench: Bench) -> None:
     before_the_first_decode_step(bench)
     bench.step()
-    bench.scheduler._retract(bench.scheduler._running["a"], bench.now)
+    bench.scheduler._retractions.retract(bench.scheduler._running["a"], bench.now)
 
 
 def resumed(bench: Bench) -> None:
@@ -71,7 +71,7 @@ def as_a_follower(bench: Bench) -> None:
 
 def retracted_with_a_follower(bench: Bench) -> None:
     with_a_follower(bench)
-    bench.scheduler._retract(bench.scheduler._running["a"], bench.now)
+    bench.scheduler._retractions.retract(bench.scheduler._running["a"], bench.now)
     assert head(bench) == "a", "nobody leads"
 
 

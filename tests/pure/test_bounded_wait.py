@@ -107,7 +107,7 @@ def test_with_classes_each_overtaking_counts_and_nothing_else(
         for priority, length in arrivals[step] if step < len(arrivals) else ():
             count[door.add([*WARM[:length], 9, door.num_added + 1000], priority).arrival] = 0
         door.queue.start_pass(())
-        head, by_policy = door.queue.head(), door.queue._order.first(door.queue._prompts.root)
+        head, by_policy = door.queue.head(), door.queue._kept[-1].first()
         if head is None and step >= len(arrivals):
             break
         if head is None:
@@ -384,6 +384,25 @@ def test_an_overdue_follower_waits_for_one_leader_and_no_other() -> None:
     assert door.queue.head() is later, "who is overdue and waits for a leader does not block others"
     door.queue.start_pass([leaders[1]])
     assert door.queue.head() is follower
+
+
+def test_who_comes_back_does_not_hide_an_overdue_follower() -> None:
+    """It is older and begins to wait anew, so it is not overdue; the follower beside it waits for one leader still, and no other."""
+    door = Door(PrefixCache(1000), lpm_max_overtaken=2)
+    elder = door.add(WARM)
+    follower = door.add(WARM)
+    leaders = [RequestState(request(f"leader{i}", WARM), 0.0, WARM_LEN, 1000 + i) for i in range(2)]
+    door.queue.remove(elder.request.request_id)  # it runs
+    strangers = [door.add([500 + i, 1]) for i in range(2)]
+    for stranger in strangers:
+        door.queue.start_pass(leaders[:1])
+        assert door.queue.head() is stranger
+        door.queue.admitted(stranger)
+    door.queue.add(elder)
+    door.queue.start_pass(leaders[:1])
+    assert door.queue.head() is None and follower.leader == leaders[0].arrival and elder.leader is None
+    door.queue.start_pass(leaders[1:])
+    assert door.queue.head() is elder, "the two go on alike, and it is the older one"
 
 
 def test_another_order_can_be_tried() -> None:

@@ -1,5 +1,6 @@
 """The door: what a request holds, what it shares, what comes back; PrefixCache and its plain twin under one contract."""
 
+import time
 from array import array
 
 import pytest
@@ -171,3 +172,27 @@ def test_the_pool_refuses_a_double_free_and_never_hands_out_page_0() -> None:
             pool.free(ints(wrong))
     with pytest.raises(AssertionError, match="free pages"):
         pool.allocate(2)
+
+
+class SlowWatcher:
+    """Takes its time over each piece of news."""
+
+    def __init__(self) -> None:
+        self.num_told = 0
+
+    def _take_time(self, *_: object) -> None:
+        self.num_told += 1
+        time.sleep(0.05)
+
+    grew = split = cut = cleared = _take_time
+
+
+def test_what_the_watcher_does_is_not_the_trees_time() -> None:
+    cache, watcher = PrefixCache(8, 4), SlowWatcher()
+    cache.watch(watcher)
+    for first in (0, 100):
+        run(cache, ints(range(first, first + 24)), now=1 + first)  # the second one trims the first
+    run(cache, ints(range(100, 110)), now=200)  # and this one splits it, and trims its end
+    cache.flush(201)
+    assert watcher.num_told == 6
+    assert 0 < cache.seconds < 0.05

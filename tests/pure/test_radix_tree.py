@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import time
 
 import pytest
 
@@ -9,6 +10,7 @@ from radixserve.core import Namespace
 from radixserve.tree.account import check_tree
 from radixserve.tree.events import TreeEvent, path_hash
 from radixserve.tree.explain import explain
+from radixserve.tree.ghosts import GhostList
 from radixserve.tree.node import TreeNode
 from radixserve.tree.radix_tree import RadixTree
 from tests.pure.helpers import ints, key, layered_key
@@ -383,3 +385,26 @@ def test_ten_thousand_random_steps(page_size: int) -> None:
         tree.unlock(node, now=50)
     check_tree(tree)
     assert tree.num_locked_pages == 0
+
+
+def seconds_to_forget(num_ghosts: int, num_adds: int) -> float:
+    """Processor time of so many ghosts that each put an older one out."""
+    ghosts, root = GhostList(num_ghosts, page_bytes=4), TreeNode(A, b"", None, None, 0)
+    nodes = []
+    for i in range(num_ghosts + num_adds):
+        nodes.append(TreeNode(A, ints(i).tobytes(), None, root, 0))
+        root.children[A, nodes[-1].tokens] = nodes[-1]
+    for node in nodes[:num_ghosts]:
+        ghosts.add(node, 0, "evict")
+    start = time.process_time()
+    for node in nodes[num_ghosts:]:
+        ghosts.add(node, 0, "evict")
+    seconds = time.process_time() - start
+    assert len(ghosts) == num_ghosts
+    return seconds
+
+
+def test_the_oldest_of_many_ghosts_is_found_as_fast_as_of_few() -> None:
+    """In a plain dict it is not: its front fills with the holes of those that were forgotten."""
+    few, many = (min(seconds_to_forget(num_ghosts, 25_000) for _ in range(2)) for num_ghosts in (500, 16_000))
+    assert many < 2.5 * few

@@ -12,7 +12,7 @@ from tests.pure.helpers import expected_tokens, request
 
 def retract(bench: Bench, request_id: str) -> RequestState:
     state = bench.scheduler._running[request_id]
-    bench.scheduler._retract(state, bench.now)
+    bench.scheduler._retractions.retract(state, bench.now)
     bench.scheduler.check_account()
     return state
 

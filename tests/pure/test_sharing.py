@@ -77,7 +77,7 @@ def test_followers_go_on_when_their_leader_is_retracted() -> None:
     bench.add(*(request(f"a{i}", prompt, max_tokens=2, ignore_eos=True) for i in range(4)))
     bench.step()
     bench.step()
-    bench.scheduler._retract(bench.scheduler._running["a0"], bench.now)
+    bench.scheduler._retractions.retract(bench.scheduler._running["a0"], bench.now)
     bench.drain()
     assert bench.scheduler.totals.prefill_tokens_total == len(prompt) + 3, "the first to be admitted again leads the others"
     for i in range(4):

@@ -60,7 +60,7 @@ def test_the_next_turn_reuses_a_known_answer(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("nonsense", "line 1: expected a JSON object"),
-        ('{"timestamp": 0}', "hash_ids or token_ids"),
+        ('{"timestamp": 0}', "hash_ids, token_ids or prefix_tokens"),
         ('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1]}', "one hash id per 512 tokens of 600, got 1"),
         (
             '{"timestamp": 0, "input_length": 6, "output_length": 0, "hash_ids": [1]}',
@@ -148,4 +148,43 @@ def test_a_bad_round_is_told_by_file_and_line(tmp_path: Path, row: str) -> None:
     path = tmp_path / "sessions.csv"
     path.write_text("session_id,arrival_time,round_idx,prefix_len,input_len,output_len,tool_wait_after_ms\n" + row + "\n")
     with pytest.raises(TraceLabError, match=r"sessions.csv, line 2: .*: expected an integer of at least 0"):
+        load_trace(path)
+
+
+def recorded_round(session: str, inputs_at: list[str], prefix: int, new: int, output: int) -> dict[str, object]:
+    events = [{"event_type": "tool_result", "timestamp": f"2026-06-01T05:40:{at}Z"} for at in inputs_at]
+    events.append({"event_type": "text", "timestamp": "2026-06-01T05:59:59.000Z"})
+    lens = {"prefix_tokens": prefix, "newly_append_tokens": new, "output_tokens": output}
+    return {"session_id": session, "current_input_event_count": len(inputs_at), "timing_events": events} | lens
+
+
+def test_recorded_rounds_of_tracelab_come_when_their_last_input_did(tmp_path: Path) -> None:
+    rounds = [
+        recorded_round("a", ["20.000"], 3, 5, 2),
+        recorded_round("b", ["21.000"], 0, 4, 1),
+        recorded_round("a", ["22.500", "20.500"], 10, 2, 4),
+    ]
+    path = tmp_path / "rounds.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in rounds))
+    first, other, second = load_trace(path, page_size=2).requests
+    assert [one.arrival_s for one in (first, other, second)] == [0.0, 1.0, 2.5]
+    assert [one.prompt_len for one in (first, other, second)] == [8, 4, 12]
+    assert first.prompt_ids is not None and first.output_ids is not None and second.prompt_ids is not None and other.prompt_ids is not None
+    assert second.prompt_ids[:10] == first.prompt_ids + first.output_ids
+    assert not set(other.prompt_ids) & {*first.prompt_ids, *second.prompt_ids}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"output_tokens": "9"}, "output_tokens: expected an integer of at least 0, got '9'"),
+        ({"timing_events": [{"timestamp": "noon"}]}, "expected session_id and timed timing_events"),
+        ({"timing_events": []}, "expected session_id and timed timing_events"),
+    ],
+)
+def test_a_bad_recorded_round_is_told_by_file_and_line(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    path = tmp_path / "rounds.jsonl"
+    good = recorded_round("a", ["20.000"], 3, 5, 2)
+    path.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n")
+    with pytest.raises(TraceLabError, match=f"rounds.jsonl, line 2: {message}"):
         load_trace(path)

@@ -248,7 +248,7 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         return head
 
     def is_let_go(self, state: RequestState) -> bool:
-        """Of those who begin alike and go on alike, the oldest is overdue and had another leader before."""
+        """Of those who begin alike and go on alike, some are overdue, and the oldest of them had another leader before."""
         page, matched = self.cache.page_size, self.twin.matched(state)
         alike = [
             one
@@ -258,9 +258,12 @@ class QueueAgainstTwin(RuleBasedStateMachine):
             and one.max_cached >= matched + page
             and one.token_ids[: matched + page] == state.token_ids[: matched + page]
         ]
-        oldest = min(alike, key=self.twin.arrived)
+        overdue = [one for one in alike if self.twin.is_overdue(one)]
+        if not overdue:
+            return False
+        oldest = min(overdue, key=self.twin.arrived)
         leaders = [leader.arrival for leader in self.running if self.twin.shares_next(state, leader)]
-        return self.twin.is_overdue(oldest) and oldest.leader is not None and oldest.leader not in leaders
+        return oldest.leader is not None and oldest.leader not in leaders
 
     def nodes(self) -> list[PromptNode]:
         return list(self.queue._prompts.nodes())

@@ -61,7 +61,7 @@ int main(int, char** arguments) {
         std::vector<Phase> phases;
         for (int i = 0; i < num_phases; ++i) phases.push_back({0, i, int64_t(1 + random() % MOST_PIECES), &seconds});
         Chain got, wanted;
-        got.slow_worker = job % 10 == 9 ? int(random() % num_threads) : job % 10 == 4 ? 0 : -1;  // now and then somebody always comes late
+        got.slow_worker = num_threads == 1 ? -1 : job % 10 == 9 ? int(random() % num_threads) : job % 10 == 4 ? 0 : -1;  // now and then somebody always comes late
         got.effort = wanted.effort = job % 3 * 300;
         team.run(phases, got);
         num_by_helpers += got.num_by_helpers;

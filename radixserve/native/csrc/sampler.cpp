@@ -10,20 +10,9 @@ namespace radixserve {
 namespace {
 
 constexpr int64_t SUM_BLOCK = 512;
-constexpr int BUCKET_SHIFT = 20, NUM_BUCKETS = 1 << (32 - BUCKET_SHIFT);
-
-// unsigned, in the order of floats
-inline uint32_t key_of(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    return bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-inline float float_of(uint32_t key) {
-    const uint32_t bits = key >> 31 ? key & 0x7fffffffu : ~key;
-    float x;
-    std::memcpy(&x, &bits, 4);
-    return x;
-}
+// of logits, by how far they lie below the largest; the last one takes all that are farther
+constexpr int NUM_BUCKETS = 4096;
+constexpr float BUCKETS_OF_ONE = 128;
 
 // kept: logits above it, and of its equals ids up to last_id
 struct Cut {
@@ -37,6 +26,7 @@ public:
     int64_t draw(const float* logits, int64_t n, float temperature, int64_t top_k, double top_p, float min_p, double uniform) {
         const float largest = clean(logits, n);
         if (largest == MINUS_INFINITY) return -1;
+        largest_ = largest;
         weigh(largest, temperature);
         if (top_k < n || top_p < 1.0) keep(cut_of(top_k, top_p));
         if (min_p > 0)  // the largest weight is 1
@@ -80,22 +70,17 @@ private:
     }
 
     // The likeliest come first, among equals the lower id: top_k of them, and of these the shortest run whose mass reaches top_p of theirs.
-    // Buckets of close logits tell in which one a cut falls; only that one is sorted.
+    // Buckets tell where a cut falls; only that one is sorted.
     Cut cut_of(int64_t top_k, double top_p) {
-        counts_.assign(NUM_BUCKETS, 0), masses_.assign(NUM_BUCKETS, 0.0);
-        for (int64_t id = 0; id < n_; ++id) {
-            const uint32_t bucket = key_of(logits_[id]) >> BUCKET_SHIFT;
-            ++counts_[bucket], masses_[bucket] += weights_[id];
-        }
+        fill_buckets();
         int64_t most = n_;
         double total = 0;
         for (const double mass : masses_) total += mass;
         if (top_k < n_) {
-            most = top_k;
-            total = 0;
+            most = top_k, total = 0;
             int64_t rest = most;
-            int bucket = NUM_BUCKETS - 1;
-            for (; counts_[bucket] < rest; --bucket) rest -= counts_[bucket], total += masses_[bucket];
+            int bucket = 0;
+            for (; counts_[bucket] < rest; ++bucket) rest -= counts_[bucket], total += masses_[bucket];
             sort(bucket);
             for (int64_t i = 0; i < rest; ++i) total += weights_[items_[i].id];
             if (top_p >= 1.0) return {items_[rest - 1].logit, items_[rest - 1].id};
@@ -103,25 +88,32 @@ private:
         const double needed = top_p * total;
         double before = 0;
         int64_t count = 0;
-        for (int bucket = NUM_BUCKETS - 1; bucket >= 0; --bucket) {
+        for (int bucket = 0; bucket < NUM_BUCKETS; ++bucket) {
             if (counts_[bucket] == 0) continue;
             if (before + masses_[bucket] < needed && count + counts_[bucket] < most) {
                 before += masses_[bucket], count += counts_[bucket];
                 continue;
             }
             sort(bucket);
-            for (size_t i = 0; i < items_.size(); ++i) {
-                before += weights_[items_[i].id];
-                if (before >= needed || ++count >= most) return {items_[i].logit, items_[i].id};
+            for (const Item& item : items_) {
+                before += weights_[item.id];
+                if (before >= needed || ++count >= most) return {item.logit, item.id};
             }
         }
         return {MINUS_INFINITY, n_};
     }
 
+    void fill_buckets() {
+        buckets_.resize(n_), counts_.assign(NUM_BUCKETS, 0), masses_.assign(NUM_BUCKETS, 0.0);
+        for (int64_t id = 0; id < n_; ++id)
+            buckets_[id] = int32_t(std::min((largest_ - logits_[id]) * BUCKETS_OF_ONE, float(NUM_BUCKETS - 1)));
+        for (int64_t id = 0; id < n_; ++id) ++counts_[buckets_[id]], masses_[buckets_[id]] += weights_[id];
+    }
+
     void sort(int bucket) {
         items_.clear();
         for (int64_t id = 0; id < n_; ++id)
-            if (key_of(logits_[id]) >> BUCKET_SHIFT == uint32_t(bucket)) items_.push_back({logits_[id], int32_t(id)});
+            if (buckets_[id] == bucket) items_.push_back({logits_[id], int32_t(id)});
         std::sort(items_.begin(), items_.end(), [](const Item& a, const Item& b) { return a.logit != b.logit ? a.logit > b.logit : a.id < b.id; });
     }
 
@@ -155,7 +147,8 @@ private:
 
     int64_t n_ = 0, padded_ = 0;
     std::vector<float> logits_, weights_;
-    std::vector<int32_t> counts_;
+    float largest_ = 0;
+    std::vector<int32_t> counts_, buckets_;
     std::vector<double> masses_, sums_;
     std::vector<Item> items_;
 };

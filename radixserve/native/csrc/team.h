@@ -15,6 +15,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -46,14 +47,16 @@ protected:
 };
 
 // `count` things of equal cost, cut for a phase: long pieces first, which read memory in one stream, and short ones at the end, so that
-// nobody waits for long
+// nobody waits for long. None is so long that a prompt's step waits for a thread that lost its core with a quarter of a phase in hand.
 class Cuts {
+    static constexpr int64_t LONGEST = 64;
+
 public:
     void make(int64_t count, int num_threads, int64_t least = 1) {
         ends_.assign(1, 0);
         for (int64_t at = 0; at < count;) {
             const int64_t rest = count - at, wanted = num_threads == 1 ? rest : rest / (2 * num_threads);
-            at += wanted > least ? wanted : rest < least ? rest : least;
+            at += std::min(rest, std::max(least, num_threads == 1 ? wanted : std::min(wanted, LONGEST)));
             ends_.push_back(at);
         }
     }

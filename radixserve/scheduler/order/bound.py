@@ -9,7 +9,8 @@ Who comes back to wait (it was retracted) does not stand at the end, and gets a 
 import heapq
 from collections.abc import Hashable
 
-from radixserve.scheduler.order.ranking import Key, LazyMin
+from radixserve.scheduler.order.ranking import LazyMin
+from radixserve.scheduler.order.tour import Key
 from radixserve.scheduler.state import RequestState
 
 
@@ -62,6 +63,10 @@ class Overtakings:
 
     def is_overdue(self, state: RequestState, key: Key) -> bool:
         return self._places[state.request.request_id].is_overdue(key, self._limit)
+
+    @property
+    def is_any_overdue(self) -> bool:
+        return any((first := lane.waiting.first()) is not None and lane.is_overdue(first[0], self._limit) for lane in self._lanes.values())
 
     def bar(self, oldest: RequestState, key: Key) -> Key | None:
         """Nobody with a later key than this may go first, where `oldest` is the first by key of those who can; None: anybody may.

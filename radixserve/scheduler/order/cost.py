@@ -15,13 +15,13 @@ from radixserve.scheduler.state import RequestState
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """From figures of the default model in bench/LOG.md (2026-11-30, 2 cores): a and b solve the cold times to first token of 1,024 and
-    2,048 tokens (1.118 and 2.92 s; they give 8.57 s for 4,096, measured 8.44 and 9.29), c is what rows 2 to 8 add to a decode step (37.9 ms
-    for one row, 47.9 for eight). Only ratios matter to the order."""
+    """From figures of the default model in bench/LOG.md (2026-11-30, 2 cores, native kernels): a and b solve the cold times to first token
+    of 1,024 and 2,048 tokens (0.710 and 1.639 s; they give 4.15 s for 4,096, measured 4.45), c is what a row of 512 tokens of context adds
+    to a decode step (0.218 ms, and 1.56 us for each token of context). Only ratios matter to the order."""
 
-    prefill_s_per_token: float = 7.6e-4
-    prefill_s_per_token2: float = 3.3e-7
-    decode_s_per_token: float = 1.43e-3
+    prefill_s_per_token: float = 5.86e-4
+    prefill_s_per_token2: float = 1.05e-7
+    decode_s_per_token: float = 1.02e-3
 
     def prefill_s(self, num_tokens: int) -> float:
         return num_tokens * (self.prefill_s_per_token + num_tokens * self.prefill_s_per_token2)

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from radixserve.config import SchedulerConfig
 from radixserve.scheduler.order.cost import CostModel
-from radixserve.scheduler.order.prompt_tree import PromptNode
-from radixserve.scheduler.order.ranking import Key, Rules, keep
+from radixserve.scheduler.order.ranking import Rules
+from radixserve.scheduler.order.tour import Key
 from radixserve.scheduler.state import RequestState
 
 
@@ -43,7 +43,7 @@ def arrival(config: SchedulerConfig) -> Rules:
     def rank(state: RequestState) -> Key:
         return arrived(state, config), state.arrival
 
-    return Rules(rank, lambda key, depth: key, keep)
+    return Rules(rank, lambda key, depth: key)
 
 
 def lpm(config: SchedulerConfig) -> Rules:
@@ -53,19 +53,16 @@ def lpm(config: SchedulerConfig) -> Rules:
     def at_depth(key: Key, depth: int) -> Key:
         return key[0] - depth, key[1]
 
-    return Rules(rank, at_depth, keep)
+    return Rules(rank, at_depth)
 
 
 def dfs_weight(config: SchedulerConfig) -> Rules:
-    """Keys: (class, 0 in a branch that is cached or 1, -weight, arrived, arrival)."""
+    """Keys: (class, arrived, arrival); the rest is order/branch.py."""
 
     def rank(state: RequestState) -> Key:
-        return -state.request.priority, 1, 0, arrived(state, config), state.arrival
+        return -state.request.priority, arrived(state, config), state.arrival
 
-    def of_branch(node: PromptNode, best: Key) -> Key:
-        return (best[0], 0, -node.weight, *best[3:]) if node.covered else best
-
-    return Rules(rank, lambda key, depth: key, of_branch, stays=True)
+    return Rules(rank, lambda key, depth: key, is_depth_first=True)
 
 
 def cost(config: SchedulerConfig, model: CostModel, num_short_tokens: Callable[[RequestState], float]) -> Rules:
@@ -80,4 +77,4 @@ def cost(config: SchedulerConfig, model: CostModel, num_short_tokens: Callable[[
     def at_depth(key: Key, depth: int) -> Key:
         return key[0] - model.prefill_s(depth), key[1]
 
-    return Rules(rank, at_depth, keep)
+    return Rules(rank, at_depth)

@@ -1,24 +1,27 @@
-"""Who is first, kept by the prompts' tree: each node knows the first of what waits at and below it, so a change touches one path upward.
+"""Who is first. A change costs about the same however deep the prompts' tree is: nothing is handed upward from node to node.
 
-Below a node whose edge is not wholly cached all requests match the same length, and stand in an order that does not depend on it (`rank`).
-Above, what a node hands to its parent is the best of its children and its own requests (`value`), or nothing while a running request
-computes what they all begin with.
+Coverage parts the tree: from the root down to some depth its nodes are covered wholly, below they are not. Requests below one node where
+coverage ends match the same length, and stand in an order that does not depend on it (`rank`): their first is found in the tree's
+tour. Only covered nodes are compared with one another, all of them in one heap:
 
-    value(node) = none                                      held: they wait for a leader
-                | rank of the first, at the depth covered   the edge is covered in part, or not at all
-                | first of children's and own values        covered wholly
+    tops      every covered node, by the first of its places
+    places    of a node: itself, for its own requests; each child that is not covered wholly, by the rank of the first below it, at the
+              depth covered; not one that is held: all below it wait for a running request that computes what they begin with
+
+Below what is not covered nobody looks at places: those of chains' first nodes are noted as stale, and looked up when the node above is
+covered; those of the others in a chain are looked up then in any case.
 """
 
 import heapq
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from radixserve.scheduler.order.tour import NO_KEY, Key, Tour
 from radixserve.scheduler.state import RequestState
 
 if TYPE_CHECKING:
     from radixserve.scheduler.order.prompt_tree import PromptNode
 
-Key = tuple[float, ...]  # the smallest goes first; no two requests have equal ones
 Item = TypeVar("Item")
 
 
@@ -79,37 +82,35 @@ class LazyMin(Generic[Item]):
 
 
 class NodeRank:
-    """What one ranking keeps at one node: children (the node) and own requests (the state), by rank and by value."""
+    """What one ranking keeps at one node."""
 
-    __slots__ = ("ranks", "values")
+    __slots__ = ("own", "places", "stale")
 
     def __init__(self) -> None:
-        self.ranks: LazyMin[PromptNode | RequestState] = LazyMin()
-        self.values: LazyMin[PromptNode | RequestState] = LazyMin()
+        self.own: LazyMin[RequestState] = LazyMin()  # requests that hang here, by rank
+        self.places: LazyMin[PromptNode] = LazyMin()
+        self.stale: set[PromptNode] = set()  # children whose places must be looked up before they count
 
 
 class Rules(NamedTuple):
-    """A policy in three functions. `depth` is in tokens."""
+    """A policy in two functions. `depth` is in tokens."""
 
     rank: Callable[[RequestState], Key]  # among requests that match the same length; fixed while it waits
     at_depth: Callable[[Key, int], Key]  # the same key where `depth` tokens are cached: comparable with others at other depths
-    of_branch: "Callable[[PromptNode, Key], Key]"  # of a node, from the best key in it: its place among its siblings
-    stays: bool = False  # in the branch of the last one admitted, until it is empty; a key's first part is its class then
-
-
-def keep(node: "PromptNode", best: Key) -> Key:
-    """A branch stands where the best of it would stand alone."""
-    return best
+    is_depth_first: bool = False  # order/branch.py chooses among those whose key has the smallest first part
 
 
 class Ranking:
     """One order over all waiting requests; `index` is its place in PromptNode.ranks."""
 
-    def __init__(self, rules: Rules, index: int, token_bytes: int) -> None:
+    def __init__(self, rules: Rules, index: int, token_bytes: int, tour: Tour) -> None:
         self._rules = rules
         self._index = index
         self._token_bytes = token_bytes
+        self._tour = tour
         self._keys: dict[str, Key] = {}  # ranks by request id
+        self._states: dict[Key, RequestState] = {}
+        self._tops: LazyMin[PromptNode] = LazyMin()
 
     def key(self, request_id: str) -> Key:
         return self._keys[request_id]
@@ -118,94 +119,119 @@ class Ranking:
         """The key that it would have, waiting, if `depth` of its tokens were cached."""
         return self._rules.at_depth(self._rules.rank(state), depth)
 
+    # ---- requests come and go, the tree changes its shape
+
     def add(self, state: RequestState, node: "PromptNode") -> None:
-        """A request hangs at `node` now."""
+        """A request hangs at `node` now. refresh() must follow."""
         key = self._keys[state.request.request_id] = self._rules.rank(state)
-        self._put(state, node, key)
-        self.refresh(node)
+        self._states[key] = state
+        node.ranks[self._index].own.put(state, key)
 
     def drop(self, state: RequestState, node: "PromptNode") -> None:
-        """It hangs there no more; `node` may be gone from the tree."""
-        del self._keys[state.request.request_id]
-        rank = node.ranks[self._index]
-        rank.ranks.put(state, None)
-        rank.values.put(state, None)
-
-    def _put(self, state: RequestState, node: "PromptNode", key: Key) -> None:
-        rank = node.ranks[self._index]
-        rank.ranks.put(state, key)
-        rank.values.put(state, self._rules.at_depth(key, node.end // self._token_bytes))
-
-    def refresh(self, node: "PromptNode") -> None:
-        """Somebody came to or left `node`: put it right in all nodes above, as far as it shows."""
-        index, step, parent = self._index, node, node.parent
-        is_kept = self._rules.of_branch is keep
-        while parent is not None:
-            above = parent.ranks[index]
-            has_changed = above.values.put(step, self._value(step))
-            first = step.ranks[index].ranks.first()
-            has_changed = above.ranks.put(step, first[0] if first is not None else None) or has_changed
-            if not has_changed and is_kept:
-                return  # another rule may look at more than the best key: the weight
-            step, parent = parent, parent.parent
-
-    def settle(self, nodes: Iterable["PromptNode"]) -> None:
-        """Coverage or marks of these changed, nobody came or went: put values right from below, each node once."""
-        pending = {id(node): node for node in nodes}
-        heap = [(-node.start, number) for number, node in pending.items()]
-        heapq.heapify(heap)
-        while heap:
-            node = pending[heapq.heappop(heap)[1]]
-            parent = node.parent
-            if parent is None or not parent.ranks[self._index].values.put(node, self._value(node)) or id(parent) in pending:
-                continue  # one that is pending comes later: it begins above
-            pending[id(parent)] = parent
-            heapq.heappush(heap, (-parent.start, id(parent)))
-
-    def _value(self, node: "PromptNode") -> Key | None:
-        if node.holder is not None:
-            return None
-        rank = node.ranks[self._index]
-        if node.covered == len(node.tokens):
-            best = rank.values.first()
-            if best is None:
-                return None
-            key = best[0]
-        else:
-            first = rank.ranks.first()
-            if first is None:
-                return None
-            key = self._rules.at_depth(first[0], (node.start + node.covered) // self._token_bytes)
-        return key if self._rules.of_branch is keep else self._rules.of_branch(node, key)
+        """It hangs there no more. refresh() of what is left of its path must follow."""
+        del self._states[self._keys.pop(state.request.request_id)]
+        node.ranks[self._index].own.put(state, None)
 
     def take_out(self, child: "PromptNode", parent: "PromptNode") -> None:
-        """`child` hangs below `parent` no more."""
+        """`child` hangs below `parent` no more. If it is still in the tree, refresh() must follow."""
         rank = parent.ranks[self._index]
-        rank.ranks.put(child, None)
-        rank.values.put(child, None)
+        rank.stale.discard(child)
+        if rank.places.put(child, None):
+            self._put_top(parent)
+        self._tops.put(child, None)
 
-    def first(self, root: "PromptNode") -> RequestState | None:
+    def refresh(self, node: "PromptNode") -> None:
+        """Somebody came to or left `node`, or it has another parent: put right what shows of it above."""
+        rank = node.ranks[self._index]
+        own = rank.own.first()
+        self._tour.put(node.opens, self._index, own[0] if own is not None else NO_KEY)
+        rank.places.put(node, self._key_at_depth(own[0], node.end) if own is not None else None)
+        top = node
+        if node.parent is not None and not node.is_covered:
+            node.parent.ranks[self._index].places.put(node, self._place(node))
+            top = self._show(node)
+        self._put_top(top)
+
+    def _show(self, node: "PromptNode") -> "PromptNode":
+        """Put right the place that shows of a node that is not covered, and note those between them. Returns the covered node above."""
+        step = node
+        while True:
+            assert step.chain is not None
+            first = step.chain.first_uncovered(step)
+            parent = first.parent
+            assert parent is not None
+            rank = parent.ranks[self._index]
+            if parent.is_covered:
+                rank.places.put(first, self._place(first))
+                return parent
+            if first is not node:  # its own place is right
+                rank.stale.add(first)
+            step = parent
+
+    def settle(self, nodes: Iterable["PromptNode"]) -> None:
+        """Coverage or marks of these changed, nobody came or went."""
+        tops: dict[int, PromptNode] = {}
+        for node in nodes:
+            parent, rank = node.parent, node.ranks[self._index]
+            if node.is_covered:
+                tops[id(node)] = node
+                self._look_up(node, rank)
+            else:
+                self._tops.put(node, None)
+            if parent is None:
+                continue
+            if node.is_covered or parent.is_covered:
+                parent.ranks[self._index].places.put(node, self._place(node))
+                tops[id(parent)] = parent
+            else:
+                parent.ranks[self._index].stale.add(node)
+        for node in tops.values():
+            self._put_top(node)
+
+    def _look_up(self, node: "PromptNode", rank: NodeRank) -> None:
+        following = node.chain.after(node) if node.chain is not None else None
+        if following is not None:
+            rank.stale.add(following)
+        for child in rank.stale:
+            rank.places.put(child, self._place(child))
+        rank.stale.clear()
+
+    def _put_top(self, node: "PromptNode") -> None:
+        best = node.ranks[self._index].places.first() if node.is_covered else None
+        self._tops.put(node, best[0] if best is not None else None)
+
+    def _place(self, node: "PromptNode") -> Key | None:
+        """Among the places of its parent."""
+        if node.holder is not None or node.is_covered:
+            return None
+        return self._key_at_depth(self._first_below(node), node.depth)
+
+    def _key_at_depth(self, key: Key, depth: int) -> Key:
+        return self._rules.at_depth(key, depth // self._token_bytes)
+
+    def _first_below(self, node: "PromptNode") -> Key:
+        if node.children:
+            return self._tour.first(node.opens, node.closes, self._index)
+        own = node.ranks[self._index].own.first()
+        assert own is not None, "a leaf without requests"
+        return own[0]
+
+    # ---- who is first
+
+    def first(self) -> RequestState | None:
         """Of all that are not held."""
-        item: PromptNode | RequestState = root
-        while not isinstance(item, RequestState):
-            rank = item.ranks[self._index]
-            best = rank.values.first() if item.is_covered else rank.ranks.first()
-            if best is None:
-                return None
-            item = best[1]
-        return item
+        top = self._tops.first()
+        if top is None:
+            return None
+        best = top[1].ranks[self._index].places.first()
+        assert best is not None
+        return self.first_at(top[1]) if best[1] is top[1] else self.first_below(best[1])
 
-    def value(self, node: "PromptNode") -> Key | None:
-        """What the node is to its parent; None where nobody below may go."""
-        best = node.parent.ranks[self._index].values.get(node) if node.parent is not None else node.ranks[self._index].values.first()
-        return best[0] if best is not None else None
+    def first_at(self, node: "PromptNode") -> RequestState | None:
+        """By rank of those that hang here."""
+        own = node.ranks[self._index].own.first()
+        return own[1] if own is not None else None
 
-    def oldest(self, node: "PromptNode") -> RequestState | None:
-        """First by rank of all at and below the node, held ones too."""
-        item: PromptNode | RequestState = node
-        while not isinstance(item, RequestState):
-            best = item.ranks[self._index].ranks.first()
-            if best is None:
-                return None
-            item = best[1]
-        return item
+    def first_below(self, node: "PromptNode") -> RequestState:
+        """By rank of all at and below the node, held ones too. There must be one."""
+        return self._states[self._first_below(node)]

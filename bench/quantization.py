@@ -1,4 +1,4 @@
-"""What 8-bit weights cost in accuracy and save in time: `python -m bench.quantization [--model-dir DIR] [--only accuracy|time]`.
+"""What 8-bit weights cost in accuracy and save in time: python -m bench.quantization [--only accuracy|time]
 
 Two engines in this process, with and without --quantization int8. Accuracy: perplexity on this project's own pages and on text that
 the model without it wrote; how often the likeliest next token is the same one; how far greedy answers go together. Time: steps in turn, as
@@ -89,18 +89,18 @@ def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def accuracy(plain: Engine, quantized: Engine, tokenizer: Tokenizer, num_written: int, num_greedy: int) -> None:
+def accuracy(plain: Engine, other: Engine, name_of_other: str, tokenizer: Tokenizer, num_written: int, num_greedy: int) -> None:
     prompts = [tokenizer.encode(text) for text in BEGINNINGS]
     written = run(plain, prompts, max_tokens=num_written, temperature=1.0, ignore_eos=True)
     own_text = [[*prompt, *answer.token_ids] for prompt, answer in zip(prompts, written, strict=True)]
     pages = [tokenizer.encode(Path(page).read_text(encoding="utf-8")) for page in PAGES]
-    print("| text | tokens | perplexity | with int8 | change | same likeliest token |\n|---|---|---|---|---|---|")
+    print(f"| text | tokens | perplexity | with {name_of_other} | change | same likeliest token |\n|---|---|---|---|---|---|")
     for name, texts in (("written by the model, temperature 1", own_text), ("pages of this project", pages)):
-        before, after = score(plain, texts), score(quantized, texts)
+        before, after = score(plain, texts), score(other, texts)
         same = statistics.fmean(a == b for a, b in zip(before.likeliest, after.likeliest, strict=True))
         old, new = before.perplexity, after.perplexity
         print(f"| {name} | {len(before.nats)} | {old:.3f} | {new:.3f} | {new / old - 1:+.2%} | {same:.2%} |", flush=True)
-    greedy = [[a.token_ids for a in run(e, prompts, max_tokens=num_greedy, temperature=0.0, ignore_eos=True)] for e in (plain, quantized)]
+    greedy = [[a.token_ids for a in run(e, prompts, max_tokens=num_greedy, temperature=0.0, ignore_eos=True)] for e in (plain, other)]
     together = [common_length(a, b) for a, b in zip(*greedy, strict=True)]
     whole = sum(length == num_greedy for length in together)
     print(
@@ -133,16 +133,16 @@ def time_of_prefill(engine: Engine, num_tokens: int, rng: random.Random) -> floa
     return seconds(lambda: run(engine, [prompt], max_tokens=1))
 
 
-def times(plain: Engine, quantized: Engine, repeats: int) -> None:
+def times(plain: Engine, other: Engine, name_of_other: str, repeats: int) -> None:
     """Both in turn; ratios are medians of pairs."""
     rng = random.Random(1)
     loads: list[tuple[str, Callable[[Engine], float]]] = [
         *((f"decode, {rows} rows", lambda e, rows=rows: time_of_decode(e, rows, 24, rng)) for rows in (1, 2, 4, 8, 16)),
         *((f"prompt of {n} tokens", lambda e, n=n: time_of_prefill(e, n, rng)) for n in (32, 128, 512)),
     ]
-    print("| step | ms | ms with int8 | int8 / without |\n|---|---|---|---|")
+    print(f"| step | ms | ms with {name_of_other} | {name_of_other} / without |\n|---|---|---|---|")
     for name, measure in loads:
-        pairs = [(measure(plain), measure(quantized)) for _ in range(repeats + 1)][1:]
+        pairs = [(measure(plain), measure(other)) for _ in range(repeats + 1)][1:]
         before, after = (statistics.median(values) * 1e3 for values in zip(*pairs, strict=True))
         ratios = sorted(b / a for a, b in pairs)
         line = f"| {name} | {before:.1f} | {after:.1f} | {statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}) |"
@@ -160,20 +160,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.quantization", description=__doc__)
     parser.add_argument("--model-dir", type=Path, help="default: the default model")
     parser.add_argument("--only", choices=("accuracy", "time"), help="default: both")
+    parser.add_argument("--against", choices=("int8", "float32"), default="int8", help="float32: what another rounding alone changes")
     parser.add_argument("--repeats", type=int, default=7, help="pairs of each time")
     parser.add_argument("--written", type=int, default=256, help="tokens that the model writes on each of 16 beginnings")
     parser.add_argument("--greedy", type=int, default=64, help="tokens of each greedy answer")
     options = parser.parse_args()
     directory = find_model_dir(options.model_dir)
     settings = {"device": "cpu", "linear_backend": "native", "max_total_tokens": 16384, "disable_radix_cache": True}
-    plain, quantized = (Engine.build(engine_config(str(directory), settings | {"quantization": name})) for name in ("none", "int8"))
+    changed = {"quantization": "int8"} if options.against == "int8" else {"dtype": "float32"}
+    plain, other = (Engine.build(engine_config(str(directory), settings | changes)) for changes in ({}, changed))
     print(describe_hardware())
-    sizes = [weight_bytes(directory, plain.info.dtype, name) / 1e6 for name in ("none", "int8")]
-    print(f"{plain.info.model_name} in {plain.info.dtype}: weights {sizes[0]:.0f} MB, with int8 {sizes[1]:.0f} MB")
+    sizes = [weight_bytes(directory, engine.info.dtype, engine.info.quantization) / 1e6 for engine in (plain, other)]
+    print(f"{plain.info.model_name} in {plain.info.dtype}: weights {sizes[0]:.0f} MB, with {options.against} {sizes[1]:.0f} MB")
     if options.only != "time":
-        accuracy(plain, quantized, Tokenizer.from_directory(directory), options.written, options.greedy)
+        accuracy(plain, other, options.against, Tokenizer.from_directory(directory), options.written, options.greedy)
     if options.only != "accuracy":
-        times(plain, quantized, options.repeats)
+        times(plain, other, options.against, options.repeats)
 
 
 if __name__ == "__main__":

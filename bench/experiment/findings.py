@@ -145,10 +145,14 @@ def _of_floor(results: Results) -> str:
 def _of_rates(results: Results, load: LoadPlan) -> str:
     limits, told = results.plan.limits, []
     for label in results.labels:
+        if not all(results.runs_of(load.label, label, rate) for rate in load.rates):
+            continue  # the experiment ended before
         rate = f.sustained_rate(results, load.label, label, load.rates)
         told.append(
             f"{label} {f'sustains {rate:g} requests/s' if rate is not None else f'does not sustain {min(load.rates):g} requests/s'}"
         )
+    if not told:
+        return ""
     tried = ", ".join(f"{rate:g}" for rate in load.rates)
     return (
         f"`{load.label}`: with TTFT up to {limits.ttft_ms:g} ms and {limits.tpot_ms:g} ms per token for at least "

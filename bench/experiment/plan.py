@@ -212,3 +212,5 @@ def _check(plan: Plan) -> None:
     for place, label in named.items():
         if label not in known:
             raise PlanError(f"{place}: expected the label of a server ({', '.join(known)}), got {label!r}")
+    if plan.ttft and not plan.server(plan.ttft.server).flush:
+        raise PlanError(f"ttft.server: expected a server that can flush, so that a prompt can be cold, got {plan.ttft.server!r} with none")

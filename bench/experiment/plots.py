@@ -165,7 +165,7 @@ def _whole(value: float) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def prefilled(results: Results, folder: Path) -> Drawn:
@@ -192,11 +192,7 @@ def throughput(results: Results, folder: Path) -> Drawn:
 
 
 def pressure(results: Results, folder: Path) -> Drawn:
-    if not any(f.evicted(run) or f.retracted(run) for run in results.runs):
-        return None
-    return _bars(
-        results,
-        folder,
-        "pressure.png",
-        [("Tokens evicted", f.evicted, 1.0, _whole), ("Requests put back to wait", f.retracted, 1.0, _whole)],
-    )
+    """A panel for each that happened."""
+    panels: list[Panel] = [("Tokens evicted", f.evicted, 1.0, _whole), ("Requests put back to wait", f.retracted, 1.0, _whole)]
+    closed = [run for run in results.runs if run.rate is None]
+    return _bars(results, folder, "pressure.png", [panel for panel in panels if any(panel[1](run) for run in closed)])

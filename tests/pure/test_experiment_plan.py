@@ -48,7 +48,7 @@ def test_a_plan_is_read_with_its_defaults() -> None:
         ("shared", 2, (), 2),
         ("random", 2, (), 2),
         ("changed", 2, (), 2),
-        ("rising", None, (1.0, 2.0), 2),
+        ("rising", None, (1.0, 2.0), 1),
     ]
     assert (plan.limits, plan.ttft) == (Limits(), None)
 

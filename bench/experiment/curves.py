@@ -97,7 +97,7 @@ def _draw_pool(axes: Any, run: Run, baseline: Run | None) -> None:
 
 def goodput(results: Results, folder: Path) -> Drawn:
     """For each open load: the share of good requests, and good requests per second, against what was offered."""
-    loads = results.open_loads
+    loads = [load for load in results.open_loads if any(run.load == load.label for run in results.runs)]
     if not loads:
         return None
     plt = pyplot()

@@ -250,6 +250,11 @@ class Pair:
             return None
         return 1.0 / (1.0 - ours.token_rate * share)
 
+    @property
+    def of_bound(self) -> float | None:
+        """The ratio as a share of its own bound: a pair whose load was harder has another bound."""
+        return None if self.bound is None else self.time_ratio / self.bound
+
 
 def pairs(results: Results, load: str, server: str, rate: float | None = None) -> list[Pair]:
     """`server` against the plan's baseline, repeat by repeat. Left out where a request failed: half a load takes half the time."""

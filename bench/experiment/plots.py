@@ -20,7 +20,8 @@ def _height(num_rows: int, num_series: int) -> float:
 
 
 def _closed(results: Results) -> list[str]:
-    return [load.label for load in results.closed_loads]
+    """Those of which something was measured."""
+    return [load.label for load in results.closed_loads if any(run.load == load.label for run in results.runs)]
 
 
 def _others(results: Results) -> list[str]:
@@ -39,7 +40,7 @@ def _bar(
 
 def overview(results: Results, folder: Path) -> Drawn:
     """What one looks at first: how many times faster, how much was re-used, where the time went."""
-    loads = _closed(results)
+    loads = [load for load in _closed(results) if results.runs_of(load, results.plan.baseline)]
     if not loads:
         return None
     plt = pyplot()

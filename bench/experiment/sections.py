@@ -150,14 +150,14 @@ def _pair_cells(pairs: list[f.Pair]) -> tuple[str, ...]:
     bound = f.over_repeats([pair.bound for pair in pairs])
     share = f.over_repeats([pair.prefill_share for pair in pairs])
     hit = over([pair.other for pair in pairs], _token_rate)
-    reached = ratio.median / bound.median if ratio and bound else None
+    reached = f.over_repeats([pair.of_bound for pair in pairs])
     return (
         percent(hit.median if hit else None),
         percent(share.median if share else None),
         times(bound.median if bound else None),
         spread_of(ratio, unit="x"),
         ", ".join(f"{pair.time_ratio:.2f}" for pair in pairs),
-        percent(reached, 0),
+        percent(reached.median if reached else None, 0),
         spread_of(f.over_repeats([pair.ttft_ratio for pair in pairs])),
     )
 

@@ -59,6 +59,16 @@ def check_load_arguments(parser: argparse.ArgumentParser, args: argparse.Namespa
     return names
 
 
+def _object(text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
+    return value
+
+
 def _rates(text: str) -> list[float]:
     try:
         rates = [float(item) for item in text.split(",")]
@@ -76,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="default", help="model name in the request (default: %(default)s)")
     parser.add_argument("--send", choices=["ids", "text"], default="ids", help="how prompts are sent (default: %(default)s)")
     parser.add_argument("--api-key", help="sent as a bearer token")
-    parser.add_argument("--extra", type=json.loads, default={}, help="JSON merged into each request; null drops a field")
+    parser.add_argument("--extra", type=_object, default={}, help="JSON merged into each request; null drops a field")
     parser.add_argument("--label", default="run", help="name of the server in the output (default: %(default)s)")
     parser.add_argument("--rate", type=_rates, help="open loop: arrivals per second, or several, one run for each: 2,4,8")
     parser.add_argument(

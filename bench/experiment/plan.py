@@ -172,6 +172,8 @@ def _load(table: Table, repeats: int) -> LoadPlan:
     )
     if (load.concurrency is None) == (not load.rates):
         table.fail("", "either concurrency (closed loop) or rates (open loop)", "both" if load.rates else "neither")
+    if load.concurrency is not None and load.arrivals != "poisson":
+        table.fail("arrivals", "none in a closed loop, which has no arrival times", load.arrivals)
     table.finish()
     return load
 

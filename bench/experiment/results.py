@@ -161,9 +161,19 @@ def write_results(results: Results, path: Path) -> None:
 
 def read_results(path: Path) -> Results:
     """Raises ValueError for a file that is none of write_results, or of another format."""
-    plain = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON: {error}") from None
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise ValueError(f"{path}: expected results of format {FORMAT}, got {plain.get('format') if isinstance(plain, dict) else plain!r}")
+    try:
+        return _results(plain)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected what an experiment writes; missing or wrong: {error}") from None
+
+
+def _results(plain: dict[str, Any]) -> Results:
     return Results(
         parse_plan(plain["plan"]),
         plain["command"],

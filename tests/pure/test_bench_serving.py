@@ -81,6 +81,8 @@ REFUSED = [
     (["--workload", "B", "--option", "turns=2"], "expected an option of num_prompts"),
     (["--workload", "B", "--option", "input_len=2", "--option", "input_len=3"], "--option: expected each once, got input_len twice"),
     (["--option", "turns"], "expected name=value, got 'turns'"),
+    (["--extra", "[1]"], "argument --extra: expected a JSON object, got '[1]'"),
+    (["--extra", "{"], "argument --extra: expected a JSON object, got '{'"),
     (["--concurrency", "0"], "--concurrency: expected at least 1, got 0"),
     (["--path", "/v1/chat/completions"], "expected a completions route"),
     (["--url", "https://127.0.0.1"], "expected http://HOST:PORT"),

@@ -149,8 +149,8 @@ async def _read_stream(reader: asyncio.StreamReader) -> _Stream:
             break
         try:
             stream.add(json.loads(data), now)
-        except ValueError as error:
-            raise RequestFailedError(f"expected JSON in an event, got {data[:100]!r}") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RequestFailedError(f"expected a completion's JSON in an event, got {data[:100]!r}") from error
     if not stream.is_done:
         raise RequestFailedError("the stream ended without [DONE]")
     return stream
@@ -185,15 +185,22 @@ async def _send(
 
 
 async def _read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
-    status_line = await reader.readline()
+    status_line = await _read_line(reader)
     fields = status_line.split(None, 2)
     if len(fields) < 2 or not fields[0].startswith(b"HTTP/") or not fields[1].isdigit():
         raise RequestFailedError(f"expected an HTTP status line, got {status_line[:100]!r}")
     headers: dict[str, str] = {}
-    while (line := (await reader.readline()).strip()) != b"":
+    while (line := (await _read_line(reader)).strip()) != b"":
         name, _, value = line.decode("latin-1").partition(":")
         headers[name.lower()] = value.strip().lower()
     return int(fields[1]), headers
+
+
+async def _read_line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readline()
+    except ValueError as error:
+        raise RequestFailedError(f"expected a line of an HTTP head, got one without an end: {error}") from error
 
 
 async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
@@ -202,6 +209,8 @@ async def _body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncI
             yield chunk
     except (asyncio.IncompleteReadError, ConnectionError) as error:
         raise RequestFailedError(f"the connection ended inside the answer: {error}") from error
+    except ValueError as error:
+        raise RequestFailedError(f"expected a length before the answer's bytes: {error}") from error
 
 
 async def _raw_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from bench.arrivals import ClosedLoop, Mode, OpenLoop, arrival_times, describe_mode
 from bench.client import Completion, RequestFailedError, completion_body, fetch, stream_completion
 from bench.metrics import read_metrics
-from bench.records import RequestRecord, RunResult, append_records, overhead_of
+from bench.records import NOT_SENT, RequestRecord, RunResult, append_records, overhead_of, with_zeros
 from bench.workloads import AnswerOf, Ids, Workload, WorkloadRequest
 
 __all__ = ["ClosedLoop", "Mode", "OpenLoop", "RequestRecord", "RunResult", "Target", "flush", "run"]
@@ -55,8 +55,8 @@ async def run(
         cpu_before, session.started_at = time.process_time(), time.perf_counter()
         await (_open_loop(session, times) if isinstance(mode, OpenLoop) else _closed_loop(session, mode.concurrency))
         wall_s, cpu_s = time.perf_counter() - session.started_at, time.process_time() - cpu_before
-    records = tuple(session.records[request.id] for request in workload.requests)
     after = await read_metrics(target.url, headers=target.headers)
+    records = with_zeros([session.records[request.id] for request in workload.requests], before, after)
     result = RunResult(
         workload.name, describe_mode(mode), wall_s, workload.ideal_hit_rate, records, before, after, overhead_of(records, cpu_s, wall_s)
     )
@@ -194,7 +194,7 @@ class _Session:
         for follower in self._followers.get(request.id, []):
             if follower.id not in self.records:
                 now_s = self.now_s
-                self._fail(follower, now_s, now_s, f"not sent, since {request.id} failed: {error}"[:400])
+                self._fail(follower, now_s, now_s, f"{NOT_SENT}{request.id} failed: {error}"[:400])
 
     def _keep(self, record: RequestRecord) -> None:
         self.records[record.id] = record

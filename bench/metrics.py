@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from bench.client import RequestFailedError, fetch
 
 Figures = dict[str, float]  # sample name, with its labels but model_name, e.g. radixserve_step_seconds_total{part="tree"}
+CACHED_TOKENS = ("sglang:cached_tokens_total", "vllm:prefix_cache_hits_total")  # the counter of re-used tokens, by server
 _LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
 
 

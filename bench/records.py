@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.metrics import Figures
+from bench.metrics import CACHED_TOKENS, Figures, growth
+
+NOT_SENT = "not sent, since "  # how the error of a request begins that waited for one that failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,10 @@ class RequestRecord:
     error: str | None = None
     text: str | None = field(default=None, repr=False)
     prompt_len: int | None = None
+
+    @property
+    def was_sent(self) -> bool:
+        return self.error is None or not self.error.startswith(NOT_SENT)
 
     @property
     def late_s(self) -> float:
@@ -95,15 +101,31 @@ class RunResult:
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Nearest rank from above: the value at index floor(share * n) of the sorted values, at most the last; None of nothing."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None
+    """Linear between the two nearest ranks, as in numpy and so in the figures of vLLM's and SGLang's own benches; None of nothing."""
+    if not values:
+        return None
+    ordered, at = sorted(values), share * (len(values) - 1)
+    low = int(at)
+    return ordered[low] + (ordered[min(low + 1, len(values) - 1)] - ordered[low]) * (at - low)
+
+
+def with_zeros(records: Sequence[RequestRecord], before: Figures | None, after: Figures | None) -> tuple[RequestRecord, ...]:
+    """Records in which an answer that re-used nothing says 0. vLLM and SGLang leave the field out of such an answer, so where others of
+    the run have it, or the server's own counter gained nothing, one without it is a 0. Else it stays unknown."""
+    tells = any(record.cached_tokens is not None for record in records) or growth(before, after, *CACHED_TOKENS) == 0
+    return tuple(
+        dataclasses.replace(record, cached_tokens=0)
+        if tells and record.cached_tokens is None and record.prompt_tokens is not None
+        else record
+        for record in records
+    )
 
 
 def overhead_of(records: Sequence[RequestRecord], cpu_s: float, wall_s: float) -> Overhead:
-    """Of the requests that were sent; `records` is not empty."""
-    late = [record.late_s for record in records]
+    """Of the requests that were sent; there is one."""
+    late = [record.late_s for record in records if record.was_sent]
     p50, p99 = percentile(late, 0.5) or 0.0, percentile(late, 0.99) or 0.0
-    return Overhead(p50, p99, max(late), cpu_s, cpu_s / wall_s, cpu_s / len(records))
+    return Overhead(p50, p99, max(late), cpu_s, cpu_s / wall_s, cpu_s / len(late))
 
 
 def append_records(path: Path, result: RunResult, **labels: object) -> None:

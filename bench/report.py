@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.metrics import growth
+from bench.metrics import CACHED_TOKENS, growth
 from bench.records import RunResult, percentile
 
-CACHED_TOKENS = ("sglang:cached_tokens_total", "vllm:prefix_cache_hits_total")
+ABOVE_IDEAL = 0.02  # a hit rate that much above the ideal is no beginning that is alike by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def summarize(label: str, seed: int, result: RunResult) -> RunSummary:
         ttft_p50=percentile(ttfts, 0.5),
         ttft_p95=percentile(ttfts, 0.95),
         ttft_p99=percentile(ttfts, 0.99),
-        tpot_p50=statistics.median(tpots) if tpots else None,
+        tpot_p50=percentile(tpots, 0.5),
         itl_p50=percentile(gaps, 0.5),
         itl_p95=percentile(gaps, 0.95),
         itl_max=max(gaps, default=None),
@@ -130,6 +130,9 @@ def describe(result: RunSummary, num_runs: int, wall_spread: float) -> str:
         cached = f"{result.cached_tok:.0f} of {result.served_in_tok or result.in_tok:.0f}"
         if result.counted_cached_tok is not None and result.counted_cached_tok != result.cached_tok:
             cached += f" (the server's counter says {result.counted_cached_tok:.0f}: is there other traffic?)"
+    ideal = f"ideal {_percent(result.ideal_hit_rate)}"
+    if result.hit_rate is not None and result.hit_rate > result.ideal_hit_rate + ABOVE_IDEAL:
+        ideal += ": ABOVE IT, so the server knew these prompts from before; use --flush, or another --seed"
     failed = f", {result.failed:.0f} FAILED" if result.failed else ""
     lines = [
         f"== {result.label}  load {result.workload}, {result.mode}: {result.requests:.0f} requests{failed}, {num_runs} run(s), "
@@ -138,7 +141,7 @@ def describe(result: RunSummary, num_runs: int, wall_spread: float) -> str:
         f"out {result.out_tok_s:.1f} tok/s ({result.out_tok:.0f} tokens)",
         f"   TTFT p50/p95/p99 {ttft} ms   time per output token p50 {_ms(result.tpot_p50)} ms",
         f"   inter-token latency p50/p95/max {itl} ms",
-        f"   cached prompt tokens {cached}; token hit rate {_percent(result.hit_rate)} (ideal {_percent(result.ideal_hit_rate)})",
+        f"   cached prompt tokens {cached}; token hit rate {_percent(result.hit_rate)} ({ideal})",
         f"   generator: sent late by p50/p99/max {late} ms; {result.generator_cpu_per_request * 1e3:.2f} ms CPU per request, "
         f"{result.generator_cpu_share:.1%} of a core",
     ]

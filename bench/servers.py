@@ -97,6 +97,12 @@ class Server:
         """SIGKILL, as a machine that is lost: to try what stands in front."""
         self._process.kill()
 
+    @property
+    def how_it_ended(self) -> str:
+        """Nothing as long as it runs."""
+        code = self._process.poll()
+        return "" if code is None else f"; its process ended with {code}; the end of its log:\n{self.log_tail()}"
+
     def log_tail(self, num_bytes: int = 3000) -> str:
         return Path(self._log.name).read_text(encoding="utf-8", errors="replace")[-num_bytes:]
 

@@ -7,6 +7,7 @@ python -m bench.serving --list
 """
 
 import argparse
+import dataclasses
 import json
 import sys
 import time
@@ -30,7 +31,7 @@ def add_load_arguments(parser: argparse.ArgumentParser, default: str) -> None:
         "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of the workload, see bench.serving --list"
     )
     parser.add_argument("--concurrency", type=int, help="closed loop: requests at a time (default: the workload's own)")
-    parser.add_argument("--seed", type=int, default=1, help="of the first repeat; each repeat takes the next (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of the first run; each repeat and rate takes the next (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each load (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="append one JSON line per run to this file")
     parser.add_argument("--model-dir", type=Path, help="directory with the server's tokenizer.json (default: that of the default model)")
@@ -49,10 +50,23 @@ def check_load_arguments(parser: argparse.ArgumentParser, args: argparse.Namespa
     for name in names:
         if name not in WORKLOADS:
             parser.error(f"--workload: expected {', '.join(WORKLOADS)}, got {name!r}")
+    given = [name for name, _ in args.option]
+    if twice := next((name for name in given if given.count(name) > 1), None):
+        parser.error(f"--option: expected each once, got {twice} twice")
     for flag in ("repeats", "concurrency"):
         if getattr(args, flag) is not None and getattr(args, flag) < 1:
             parser.error(f"--{flag}: expected at least 1, got {getattr(args, flag)}")
     return names
+
+
+def _object(text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
+    return value
 
 
 def _rates(text: str) -> list[float]:
@@ -72,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="default", help="model name in the request (default: %(default)s)")
     parser.add_argument("--send", choices=["ids", "text"], default="ids", help="how prompts are sent (default: %(default)s)")
     parser.add_argument("--api-key", help="sent as a bearer token")
-    parser.add_argument("--extra", type=json.loads, default={}, help="JSON merged into each request; null drops a field")
+    parser.add_argument("--extra", type=_object, default={}, help="JSON merged into each request; null drops a field")
     parser.add_argument("--label", default="run", help="name of the server in the output (default: %(default)s)")
     parser.add_argument("--rate", type=_rates, help="open loop: arrivals per second, or several, one run for each: 2,4,8")
     parser.add_argument(
@@ -104,16 +118,16 @@ async def warm_up(target: Target, words: Words) -> None:
     workload = warm_up_workload(words, time.time_ns())
     result = await run(workload, target, ClosedLoop(workload.concurrency))
     if result.errors:
-        raise RequestFailedError(str(result.errors[0].error))
+        raise RequestFailedError(f"warm-up failed: {result.errors[0].error}")
 
 
-async def run_load(args: argparse.Namespace, target: Target, words: Words, name: str, wished: Mode | None) -> bool:
+async def run_load(args: argparse.Namespace, target: Target, words: Words, name: str, wished: Mode | None, first_seed: int) -> bool:
     """All repeats of one load, with their report; False if anything failed."""
     summaries: list[RunSummary] = []
     is_fine = True
-    for seed in range(args.seed, args.seed + args.repeats):
+    for seed in range(first_seed, first_seed + args.repeats):
         workload = make_workload(name, words, seed, **dict(args.option))
-        mode = wished or ClosedLoop(workload.concurrency)
+        mode = dataclasses.replace(wished, seed=seed) if isinstance(wished, OpenLoop) else wished or ClosedLoop(workload.concurrency)
         try:
             if args.flush:
                 await flush(args.url)
@@ -160,11 +174,16 @@ async def _main() -> int:
         if not args.no_warm_up:
             await warm_up(target, words)
             await warm_up(target, words)
-        done = [await run_load(args, target, words, name, mode) for name in names for mode in modes]
+        # prompts of its own for each rate: a server that is not flushed would know those of the rate before
+        done = [
+            await run_load(args, target, words, name, mode, args.seed + at * args.repeats)
+            for name in names
+            for at, mode in enumerate(modes)
+        ]
     except ValueError as error:
         parser.error(str(error))
     except FAILURES as error:
-        print(f"warm-up against {args.url} failed: {error}", file=sys.stderr)
+        print(f"{args.url}: {error}", file=sys.stderr)
         return 1
     return 0 if all(done) else 1
 
@@ -172,4 +191,8 @@ async def _main() -> int:
 if __name__ == "__main__":
     import uvloop
 
-    sys.exit(uvloop.run(_main()))
+    try:
+        sys.exit(uvloop.run(_main()))
+    except KeyboardInterrupt:
+        print("stopped; runs that were complete are in --out and --records", file=sys.stderr)
+        sys.exit(130)

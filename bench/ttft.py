@@ -78,7 +78,9 @@ class TtftPair:
         )
 
 
-async def measure_ttft(target: Target, words: Words, shape: ModelShape, n: int, p: int, *, repeats: int, seed: int) -> TtftPair:
+async def measure_ttft(
+    target: Target, words: Words, shape: ModelShape, n: int, p: int, *, repeats: int, seed: int, flush_path: str = "/flush_cache"
+) -> TtftPair:
     """Cold, then hit, `repeats` times, on an empty tree each time.
 
     Raises ValueError unless 0 < p < n; RequestFailedError, also if a cold prompt was not cold.
@@ -88,7 +90,7 @@ async def measure_ttft(target: Target, words: Words, shape: ModelShape, n: int, 
     rng = random.Random(f"ttft/{seed}/{n}/{p}")
     cold_s, hit_s, cached = [], [], []
     for _ in range(repeats):
-        await flush(target.url)
+        await flush(target.url, flush_path)
         cold_ids = [rng.choice(words.ids) for _ in range(n)]
         own_ids = [rng.choice([word for word in words.ids if word != cold_ids[p]]), *(rng.choice(words.ids) for _ in range(n - p - 1))]
         cold = await stream_completion(target.url, completion_body(target.model, cold_ids, 2, target.extra), target.path)

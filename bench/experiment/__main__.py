@@ -6,6 +6,7 @@ python -m bench.experiment --report bench/out/quick
 
 import argparse
 import asyncio
+import shlex
 import signal
 import sys
 import time
@@ -16,8 +17,8 @@ from bench.client import RequestFailedError
 from bench.experiment.canvas import PlotsUnavailableError, pyplot
 from bench.experiment.plan import load_plan
 from bench.experiment.report import write_report
-from bench.experiment.results import Results, read_results, write_results
-from bench.experiment.runner import run_experiment
+from bench.experiment.results import Results, ResultsFile, read_results
+from bench.experiment.runner import Keep, run_experiment
 from bench.experiment.tables import PlanError
 from bench.experiment.trust import command_line
 from bench.servers import ServerStartError
@@ -31,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-async def _run(path: Path, arguments: Sequence[str]) -> Results:
+async def _run(path: Path, arguments: Sequence[str], keep: Keep) -> Results:
     plan = load_plan(path)
     # as Ctrl-C: the servers are stopped on the way out
     task = asyncio.current_task()
@@ -42,7 +43,7 @@ async def _run(path: Path, arguments: Sequence[str]) -> Results:
     def say(text: str) -> None:
         print(f"[{time.perf_counter() - start:6.1f} s] {text}", flush=True)
 
-    return await run_experiment(plan, command_line(arguments), say)
+    return await run_experiment(plan, command_line(arguments), say, keep)
 
 
 def _main(arguments: Sequence[str]) -> int:
@@ -50,22 +51,28 @@ def _main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     if (args.plan is None) == (args.report is None):
         parser.error("expected either a plan or --report FOLDER")
+    folder: Path = args.report or args.out or Path("bench/out") / args.plan.stem
+    file = ResultsFile(folder / "results.json")
     try:
         pyplot()  # before minutes of measuring, not after
-        folder: Path = args.report or args.out or Path("bench/out") / args.plan.stem
         if args.report is None:
-            results = asyncio.run(_run(args.plan, arguments))
-            folder.mkdir(parents=True, exist_ok=True)
-            write_results(results, folder / "results.json")
+            asyncio.run(_run(args.plan, arguments, file.write))
         write_report(read_results(folder / "results.json"), folder)
     except (PlanError, PlotsUnavailableError, RequestFailedError, ServerStartError, OSError, TimeoutError, ValueError) as error:
         print(f"experiment failed: {error}", file=sys.stderr)
+        _tell_what_is_left(file, folder)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("experiment stopped; its servers are stopped too", file=sys.stderr)
+        _tell_what_is_left(file, folder)
         return 130
     print(f"{folder / 'report.html'}")
     return 0
+
+
+def _tell_what_is_left(file: ResultsFile, folder: Path) -> None:
+    if file.has_runs:
+        print(f"what was measured until then: python -m bench.experiment --report {shlex.quote(str(folder))}", file=sys.stderr)
 
 
 if __name__ == "__main__":

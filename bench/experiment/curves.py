@@ -97,7 +97,7 @@ def _draw_pool(axes: Any, run: Run, baseline: Run | None) -> None:
 
 def goodput(results: Results, folder: Path) -> Drawn:
     """For each open load: the share of good requests, and good requests per second, against what was offered."""
-    loads = results.open_loads
+    loads = [load for load in results.open_loads if any(run.load == load.label for run in results.runs)]
     if not loads:
         return None
     plt = pyplot()
@@ -139,7 +139,7 @@ def ttft_floor(results: Results, folder: Path) -> Drawn:
         return None
     plt = pyplot()
     names = [f"{pair.p:,} of {pair.n:,}" for pair in results.ttft]
-    figure, axes = plt.subplots(figsize=(6.4, 1.1 + 0.5 * len(names)))
+    figure, axes = plt.subplots(figsize=(6.4, 1.4 + 0.5 * len(names)))
     for at, pair in enumerate(results.ttft):
         axes.barh(at, pair.ratio * 100, 0.55, color=PREFILL, label="measured" if at == 0 else None)
         axes.plot(
@@ -153,7 +153,7 @@ def ttft_floor(results: Results, folder: Path) -> Drawn:
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.35)
     axes.set_xlim(left=0)
-    axes.legend(loc="lower right")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     save(figure, folder / "ttft_floor.png")
     return "ttft_floor.png"
 

@@ -250,11 +250,17 @@ class Pair:
             return None
         return 1.0 / (1.0 - ours.token_rate * share)
 
+    @property
+    def of_bound(self) -> float | None:
+        """The ratio as a share of its own bound: a pair whose load was harder has another bound."""
+        return None if self.bound is None else self.time_ratio / self.bound
+
 
 def pairs(results: Results, load: str, server: str, rate: float | None = None) -> list[Pair]:
-    """`server` against the plan's baseline, repeat by repeat."""
+    """`server` against the plan's baseline, repeat by repeat. Left out where a request failed: half a load takes half the time."""
     others = {run.repeat: run for run in results.runs_of(load, server, rate)}
-    return [Pair(run, others[run.repeat]) for run in results.runs_of(load, results.plan.baseline, rate) if run.repeat in others]
+    both = [Pair(run, others[run.repeat]) for run in results.runs_of(load, results.plan.baseline, rate) if run.repeat in others]
+    return [pair for pair in both if not pair.baseline.failed and not pair.other.failed]
 
 
 def unsteadiness(results: Results) -> tuple[str, float] | None:

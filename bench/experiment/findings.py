@@ -38,12 +38,12 @@ def _ratio_card(results: Results, load: str, server: str) -> Card:
     pairs = f.pairs(results, load, server)
     ratio = f.over_repeats([pair.time_ratio for pair in pairs])
     bound = f.over_repeats([pair.bound for pair in pairs])
+    reached = f.over_repeats([pair.of_bound for pair in pairs])
     assert ratio is not None
     note = f"{len(pairs)} pairs, {ratio.low:.2f} to {ratio.high:.2f}"
-    if bound is not None:
-        reached = ratio.median / bound.median
+    if bound is not None and reached is not None:
         note += f"; 1 / (1 - h f) allows {times(bound.median)}: "
-        note += "more than that, see below" if reached > ABOVE else f"{percent(reached, 0)} of what can be had"
+        note += "more than that, see below" if reached.median > ABOVE else f"{percent(reached.median, 0)} of what can be had"
     return Card(times(ratio.median), f"as fast as {results.plan.baseline} on {load}", note)
 
 
@@ -97,7 +97,7 @@ def _of_load(results: Results, load: LoadPlan, server: str) -> str:
         return f"{head}nothing is shared, so there is nothing to gain: {speed}.{cost}{', which is what the tree can cost.' if cost else ''}"
     short = "" if hit.median >= ideal - NEAR else f" ({_why_short(results, load.label, server)})"
     re_used = f"{percent(hit.median)} of the prompt tokens re-used, ideal {percent(ideal)}{short}."
-    return f"{head}{re_used} {_against_bound(pairs, ratio, speed, results)}"
+    return f"{head}{re_used} {_against_bound(pairs, speed, results)}"
 
 
 def _why_short(results: Results, load: str, server: str) -> str:
@@ -107,20 +107,20 @@ def _why_short(results: Results, load: str, server: str) -> str:
     return "below it without evictions: requests that came together could not yet re-use each other"
 
 
-def _against_bound(pairs: list[f.Pair], ratio: f.Spread, speed: str, results: Results) -> str:
+def _against_bound(pairs: list[f.Pair], speed: str, results: Results) -> str:
     bound = f.over_repeats([pair.bound for pair in pairs])
     share = f.over_repeats([pair.prefill_share for pair in pairs])
-    if bound is None or share is None:
+    reached = f.over_repeats([pair.of_bound for pair in pairs])
+    if bound is None or share is None or reached is None:
         return f"{speed[0].upper()}{speed[1:]}."
-    reached = ratio.median / bound.median
-    if reached > ABOVE:
+    if reached.median > ABOVE:
         verdict = f"above it, {_why_above(pairs)}"
     else:
-        verdict = "close to it" if reached >= GOOD_SHARE_OF_BOUND else "**below what could be had**"
+        verdict = "close to it" if reached.median >= GOOD_SHARE_OF_BOUND else "**below what could be had**"
     rest = " Most of the time is decode, which a prefix tree cannot save." if share.median < 0.5 else ""
     return (
         f"Prefill is {percent(share.median, 0)} of {results.plan.baseline}'s step time, which allows {times(bound.median)}; measured "
-        f"{speed}, {percent(reached, 0)} of the bound: {verdict}.{rest}"
+        f"{speed}, {percent(reached.median, 0)} of the bound: {verdict}.{rest}"
     )
 
 
@@ -145,10 +145,14 @@ def _of_floor(results: Results) -> str:
 def _of_rates(results: Results, load: LoadPlan) -> str:
     limits, told = results.plan.limits, []
     for label in results.labels:
+        if not all(results.runs_of(load.label, label, rate) for rate in load.rates):
+            continue  # the experiment ended before
         rate = f.sustained_rate(results, load.label, label, load.rates)
         told.append(
             f"{label} {f'sustains {rate:g} requests/s' if rate is not None else f'does not sustain {min(load.rates):g} requests/s'}"
         )
+    if not told:
+        return ""
     tried = ", ".join(f"{rate:g}" for rate in load.rates)
     return (
         f"`{load.label}`: with TTFT up to {limits.ttft_ms:g} ms and {limits.tpot_ms:g} ms per token for at least "

@@ -172,6 +172,8 @@ def _load(table: Table, repeats: int) -> LoadPlan:
     )
     if (load.concurrency is None) == (not load.rates):
         table.fail("", "either concurrency (closed loop) or rates (open loop)", "both" if load.rates else "neither")
+    if load.concurrency is not None and load.arrivals != "poisson":
+        table.fail("arrivals", "none in a closed loop, which has no arrival times", load.arrivals)
     table.finish()
     return load
 
@@ -212,3 +214,5 @@ def _check(plan: Plan) -> None:
     for place, label in named.items():
         if label not in known:
             raise PlanError(f"{place}: expected the label of a server ({', '.join(known)}), got {label!r}")
+    if plan.ttft and not plan.server(plan.ttft.server).flush:
+        raise PlanError(f"ttft.server: expected a server that can flush, so that a prompt can be cold, got {plan.ttft.server!r} with none")

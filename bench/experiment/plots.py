@@ -20,7 +20,8 @@ def _height(num_rows: int, num_series: int) -> float:
 
 
 def _closed(results: Results) -> list[str]:
-    return [load.label for load in results.closed_loads]
+    """Those of which something was measured."""
+    return [load.label for load in results.closed_loads if any(run.load == load.label for run in results.runs)]
 
 
 def _others(results: Results) -> list[str]:
@@ -39,7 +40,7 @@ def _bar(
 
 def overview(results: Results, folder: Path) -> Drawn:
     """What one looks at first: how many times faster, how much was re-used, where the time went."""
-    loads = _closed(results)
+    loads = [load for load in _closed(results) if results.runs_of(load, results.plan.baseline)]
     if not loads:
         return None
     plt = pyplot()
@@ -165,7 +166,7 @@ def _whole(value: float) -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def prefilled(results: Results, folder: Path) -> Drawn:
@@ -192,11 +193,7 @@ def throughput(results: Results, folder: Path) -> Drawn:
 
 
 def pressure(results: Results, folder: Path) -> Drawn:
-    if not any(f.evicted(run) or f.retracted(run) for run in results.runs):
-        return None
-    return _bars(
-        results,
-        folder,
-        "pressure.png",
-        [("Tokens evicted", f.evicted, 1.0, _whole), ("Requests put back to wait", f.retracted, 1.0, _whole)],
-    )
+    """A panel for each that happened."""
+    panels: list[Panel] = [("Tokens evicted", f.evicted, 1.0, _whole), ("Requests put back to wait", f.retracted, 1.0, _whole)]
+    closed = [run for run in results.runs if run.rate is None]
+    return _bars(results, folder, "pressure.png", [panel for panel in panels if any(panel[1](run) for run in closed)])

@@ -5,6 +5,7 @@ Times of a run are seconds since its start.
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,10 @@ class Run:
     @property
     def served(self) -> list[RequestRecord]:
         return [record for record in self.records if record.error is None]
+
+    @property
+    def failed(self) -> list[RequestRecord]:
+        return [record for record in self.records if record.error is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,18 @@ class Results:
         return [server.label for server in self.servers if not server.skipped]
 
     @property
+    def num_planned_runs(self) -> int:
+        """Of the servers that are there."""
+        return len(self.labels) * sum(max(1, len(load.rates)) * load.repeats for load in self.plan.loads)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the experiment ended before all was measured."""
+        ttft = self.plan.ttft
+        num_pairs = len(ttft.pairs) if ttft is not None and ttft.server in self.labels else 0
+        return len(self.runs) < self.num_planned_runs or len(self.ttft) < num_pairs
+
+    @property
     def closed_loads(self) -> list[LoadPlan]:
         return [load for load in self.plan.loads if not load.rates]
 
@@ -103,23 +120,60 @@ class Results:
         return [load for load in self.plan.loads if load.rates]
 
 
+class ResultsFile:
+    """results.json, written anew after every run, so that what was measured outlives whatever comes after it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._runs: list[str] = []  # as lines of the file, in the order of results.runs: each is made once
+
+    @property
+    def has_runs(self) -> bool:
+        return bool(self._runs)
+
+    def write(self, results: Results) -> None:
+        """`results` must hold the runs of the call before, and maybe more. Times to 0.1 ms, a run to a line: a person can read it."""
+        if not self._runs:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            for name in ("report.md", "report.html"):
+                # of an experiment before, whose results go now
+                (self._path.parent / name).unlink(missing_ok=True)
+        self._runs += [_line(run) for run in results.runs[len(self._runs) :]]
+        plain = _rounded(dataclasses.asdict(dataclasses.replace(results, runs=())))
+        plain["plan"] = _without_defaults(plain["plan"])
+        head = {"format": FORMAT, "record_fields": _RECORD_FIELDS}
+        lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in {**head, **plain}.items() if name != "runs"]
+        text = "{\n" + ",\n".join(lines) + ',\n"runs": [\n' + ",\n".join(self._runs) + "\n]\n}\n"
+        whole = self._path.with_suffix(".json.part")
+        whole.write_text(text, encoding="utf-8")
+        os.replace(whole, self._path)  # never half a file
+
+
+def _line(run: Run) -> str:
+    plain = _rounded(dataclasses.asdict(run))
+    plain["records"] = [[record[name] for name in _RECORD_FIELDS] for record in plain["records"]]
+    return json.dumps(plain, separators=(",", ":"))
+
+
 def write_results(results: Results, path: Path) -> None:
-    """Times to 0.1 ms, a run to a line: small, and a person can read it."""
-    plain = _rounded(dataclasses.asdict(results))
-    plain["plan"] = _without_defaults(plain["plan"])
-    for run in plain["runs"]:
-        run["records"] = [[record[name] for name in _RECORD_FIELDS] for record in run["records"]]
-    head = {"format": FORMAT, "record_fields": _RECORD_FIELDS}
-    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in {**head, **plain}.items() if name != "runs"]
-    runs = ",\n".join(json.dumps(run, separators=(",", ":")) for run in plain["runs"])
-    path.write_text("{\n" + ",\n".join(lines) + f',\n"runs": [\n{runs}\n]\n}}\n', encoding="utf-8")
+    ResultsFile(path).write(results)
 
 
 def read_results(path: Path) -> Results:
     """Raises ValueError for a file that is none of write_results, or of another format."""
-    plain = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path}: expected JSON: {error}") from None
     if not isinstance(plain, dict) or plain.get("format") != FORMAT:
         raise ValueError(f"{path}: expected results of format {FORMAT}, got {plain.get('format') if isinstance(plain, dict) else plain!r}")
+    try:
+        return _results(plain)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path}: expected what an experiment writes; missing or wrong: {error}") from None
+
+
+def _results(plain: dict[str, Any]) -> Results:
     return Results(
         parse_plan(plain["plan"]),
         plain["command"],

@@ -3,7 +3,7 @@
 import json
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,11 +19,12 @@ from bench.experiment.sampler import Sampler
 from bench.experiment.tables import PlanError
 from bench.load import ClosedLoop, Mode, OpenLoop, Target, flush, run
 from bench.servers import Server
-from bench.ttft import measure_ttft, read_model_shape
+from bench.ttft import ModelShape, measure_ttft, read_model_shape
 from bench.words import Words, find_model_dir
 from bench.workloads import Workload, make_workload, warm_up
 
 Say = Callable[[str], None]
+Keep = Callable[[Results], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,11 @@ class _Live:
     """A server of the plan that is up."""
 
     plan: ServerPlan
-    url: str
+    server: Server
+
+    @property
+    def url(self) -> str:
+        return self.server.url
 
     @property
     def target(self) -> Target:
@@ -39,9 +44,13 @@ class _Live:
         return Target(self.url, self.plan.model, self.plan.path, self.plan.send_text, {**self.plan.extra, **dropped})
 
 
-async def run_experiment(plan: Plan, command: str, say: Say) -> Results:
-    """Raises PlanError before any server starts, ServerStartError, RequestFailedError; nothing is left running in any case."""
-    started_at, clock = datetime.now().astimezone(), time.perf_counter()
+async def run_experiment(plan: Plan, command: str, say: Say, keep: Keep) -> Results:
+    """`keep` gets all that was measured so far, after each run.
+
+    Raises PlanError before any load runs, FileNotFoundError without a model, ServerStartError, RequestFailedError; nothing is left running
+    in any case.
+    """
+    started_at, clock = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}", time.perf_counter()
     model_dir = find_model_dir(Path(plan.model_dir) if plan.model_dir else None)
     words = Words(model_dir)
     for index, load in enumerate(plan.loads):
@@ -49,16 +58,30 @@ async def run_experiment(plan: Plan, command: str, say: Say) -> Results:
             _workload(load, words, plan.seed)
         except (ValueError, OSError) as error:
             raise PlanError(f"loads[{index}] ({load.label}): {error}") from None
+    shape = read_model_shape(model_dir) if plan.ttft else None
     environment = describe_environment()
+    runs: list[Run] = []
+    ttft: list[TtftResult] = []
     async with AsyncExitStack() as stack:
         infos, live = await _start(stack, plan, model_dir, say)
         for server in [*live, *reversed(live)]:
             # never the same prompts twice, or a warm server would re-use them
             await run(warm_up(words, time.time_ns()), server.target, ClosedLoop(8))
-        runs = [run for load in plan.loads for run in await _run_load(words, plan, load, live, say)]
-        ttft = await _ttft(words, plan, live, model_dir, say)
-    took_s = time.perf_counter() - clock
-    return Results(plan, command, f"{started_at:%Y-%m-%d %H:%M}", took_s, environment, tuple(infos), tuple(runs), tuple(ttft))
+
+        def so_far() -> Results:
+            took_s = time.perf_counter() - clock
+            return Results(plan, command, started_at, took_s, environment, tuple(infos), tuple(runs), tuple(ttft))
+
+        for load in plan.loads:
+            async for done in _run_load(words, plan, load, live):
+                say(_line(done))
+                runs.append(done)
+                keep(so_far())
+        if shape is not None:
+            async for pair in _ttft(words, plan, live, shape, say):
+                ttft.append(pair)
+                keep(so_far())
+    return so_far()
 
 
 async def _start(stack: AsyncExitStack, plan: Plan, model_dir: Path, say: Say) -> tuple[list[ServerInfo], list[_Live]]:
@@ -74,7 +97,7 @@ async def _start(stack: AsyncExitStack, plan: Plan, model_dir: Path, say: Say) -
         say(f"{server.label}: starting")
         up = await stack.enter_async_context(made)
         infos.append(ServerInfo(server.label, _shown(server, plan), await _version(server, up.url)))
-        live.append(_Live(server, up.url))
+        live.append(_Live(server, up))
     if plan.baseline not in [server.plan.label for server in live]:
         raise PlanError(f"baseline: {plan.baseline} is not installed, so there is nothing to compare with")
     return infos, live
@@ -107,18 +130,18 @@ async def _version(server: ServerPlan, url: str) -> str:
         return ""
 
 
-async def _run_load(words: Words, plan: Plan, load: LoadPlan, live: Sequence[_Live], say: Say) -> list[Run]:
+async def _run_load(words: Words, plan: Plan, load: LoadPlan, live: Sequence[_Live]) -> AsyncIterator[Run]:
     """Every rate, every repeat, every server; the order of the servers turns round from repeat to repeat."""
-    runs = []
     for at, rate in enumerate(load.rates or (None,)):
         for repeat in range(load.repeats):
             # prompts of its own for each rate and repeat: a server that cannot flush has not seen them
             seed = plan.seed + at * load.repeats + repeat
             for server in live if repeat % 2 == 0 else reversed(live):
-                run = await _run_once(words, plan, load, server, rate, repeat, seed)
-                say(_line(run))
-                runs.append(run)
-    return runs
+                try:
+                    yield await _run_once(words, plan, load, server, rate, repeat, seed)
+                except (RequestFailedError, OSError, TimeoutError) as error:
+                    where = f"{server.plan.label}, load {load.label}, repeat {repeat + 1}"
+                    raise RequestFailedError(f"{where}: {error}{server.server.how_it_ended}") from None
 
 
 async def _run_once(words: Words, plan: Plan, load: LoadPlan, server: _Live, rate: float | None, repeat: int, seed: int) -> Run:
@@ -129,7 +152,7 @@ async def _run_once(words: Words, plan: Plan, load: LoadPlan, server: _Live, rat
     async with Sampler(server.url, plan.sample_interval_s) as sampler:
         result = await run(workload, server.target, mode)
     if not result.served:
-        raise RequestFailedError(f"{server.plan.label}, load {load.label}: every request failed, the first with: {result.records[0].error}")
+        raise RequestFailedError(f"every request failed, the first with: {result.records[0].error}")
     by_group = workload.ideal_by_group
     return Run(
         load.label,
@@ -152,17 +175,15 @@ def _workload(load: LoadPlan, words: Words, seed: int) -> Workload:
 
 def _line(run: Run) -> str:
     where = run.load if run.rate is None else f"{run.load} at {run.rate:g}/s"
-    failed = sum(record.error is not None for record in run.records)
-    return f"{where}, {run.server}, repeat {run.repeat + 1}: {run.wall_s:.2f} s" + (f", {failed} requests failed" if failed else "")
+    failed = f", {len(run.failed)} requests failed" if run.failed else ""
+    return f"{where}, {run.server}, repeat {run.repeat + 1}: {run.wall_s:.2f} s{failed}"
 
 
-async def _ttft(words: Words, plan: Plan, live: Sequence[_Live], model_dir: Path, say: Say) -> list[TtftResult]:
+async def _ttft(words: Words, plan: Plan, live: Sequence[_Live], shape: ModelShape, say: Say) -> AsyncIterator[TtftResult]:
     found = next((server for server in live if plan.ttft and server.plan.label == plan.ttft.server), None)
     if plan.ttft is None or found is None:
-        return []
-    shape, results = read_model_shape(model_dir), []
+        return
     for n, p in plan.ttft.pairs:
-        pair = await measure_ttft(found.target, words, shape, n, p, repeats=plan.ttft.repeats, seed=plan.seed)
+        pair = await measure_ttft(found.target, words, shape, n, p, repeats=plan.ttft.repeats, seed=plan.seed, flush_path=found.plan.flush)
         say(f"one request at a time: {pair.describe()}")
-        results.append(TtftResult(n, p, pair.repeats, pair.cold_s, pair.hit_s, pair.cached_tok, pair.floor))
-    return results
+        yield TtftResult(n, p, pair.repeats, pair.cold_s, pair.hit_s, pair.cached_tok, pair.floor)

@@ -50,7 +50,7 @@ def first_screen(results: Results, pictures: Pictures) -> list[Block]:
     return [
         Heading(plan.title, 1),
         Text(lead.strip(), is_lead=True),
-        *_warning(results),
+        *_warnings(results),
         *([Cards(found)] if found else []),
         *picture(pictures, "overview", "Times faster, prompt tokens re-used, and where the time went, load by load"),
         Heading("What it says", 2),
@@ -58,7 +58,21 @@ def first_screen(results: Results, pictures: Pictures) -> list[Block]:
     ]
 
 
-def _warning(results: Results) -> list[Block]:
+def _warnings(results: Results) -> list[Block]:
+    blocks: list[Block] = []
+    if results.is_partial:
+        said = f"**Partial results.** {len(results.runs)} of {results.num_planned_runs} runs were measured before the experiment ended."
+        blocks.append(Text(f"{said} What is missing has no figure here."))
+    failed = [(run, len(run.failed)) for run in results.runs if run.failed]
+    if failed:
+        most, num_most = max(failed, key=lambda pair: pair[1])
+        total, of_all = sum(number for _, number in failed), sum(len(run.records) for run in results.runs)
+        said = f"**Requests failed:** {total} of {of_all}, in one run of {most.server} on {most.load} {num_most} of {len(most.records)}."
+        blocks.append(Text(f"{said} Runs with failures are left out of the ratios, since half a load takes half the time."))
+    return blocks + _unsteady(results)
+
+
+def _unsteady(results: Results) -> list[Block]:
     worst = f.unsteadiness(results)
     if worst is None or worst[1] < STEADY:
         return []
@@ -136,14 +150,14 @@ def _pair_cells(pairs: list[f.Pair]) -> tuple[str, ...]:
     bound = f.over_repeats([pair.bound for pair in pairs])
     share = f.over_repeats([pair.prefill_share for pair in pairs])
     hit = over([pair.other for pair in pairs], _token_rate)
-    reached = ratio.median / bound.median if ratio and bound else None
+    reached = f.over_repeats([pair.of_bound for pair in pairs])
     return (
         percent(hit.median if hit else None),
         percent(share.median if share else None),
         times(bound.median if bound else None),
         spread_of(ratio, unit="x"),
         ", ".join(f"{pair.time_ratio:.2f}" for pair in pairs),
-        percent(reached, 0),
+        percent(reached.median if reached else None, 0),
         spread_of(f.over_repeats([pair.ttft_ratio for pair in pairs])),
     )
 

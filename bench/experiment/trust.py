@@ -11,14 +11,13 @@ from bench.experiment.wording import NOT_TOLD, count, ms
 
 def checks(results: Results) -> list[Block]:
     told = [agree for run in results.runs if (agree := f.counts_agree(run)) is not None]
-    failed = sum(record.error is not None for run in results.runs for record in run.records)
-    late = [record.sent_s - record.scheduled_s for run in results.runs for record in run.records if record.scheduled_s is not None]
-    first_error = next((record.error for run in results.runs for record in run.records if record.error), None)
+    failed = [record for run in results.runs for record in run.failed]
+    late = [record.late_s for run in results.runs if run.rate is not None for record in run.records if record.was_sent]
     items = [
         f"Cached tokens added up by the client equal what the server's counter gained in **{sum(told)} of {len(told)}** runs that tell "
         "both.",
-        f"Failed requests: {count(failed)} of {count(sum(len(run.records) for run in results.runs))}"
-        + (f" (the first: {first_error})." if failed else "."),
+        f"Failed requests: {count(len(failed))} of {count(sum(len(run.records) for run in results.runs))}"
+        + (f" (the first: {failed[0].error})." if failed else "."),
     ]
     if late:
         lag = f.quantiles(late)

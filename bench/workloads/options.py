@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -34,6 +35,8 @@ def _checked(where: str, default: object, value: object, metadata: Mapping[str, 
         value = float(value)
     if type(value) is not type(default):
         raise ValueError(f"{where}: expected {type(default).__name__}, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where}: expected a finite number, got {value!r}")
     low, high, choices = metadata["at_least"], metadata["at_most"], metadata["choices"]
     if low is not None and value < low:
         raise ValueError(f"{where}: expected at least {low}, got {value!r}")

@@ -18,7 +18,7 @@ class TraceFile:
     """A trace in Mooncake's JSONL. Each block is random words of its own, so equal blocks are equal prompts; arrivals are the trace's."""
 
     path: str = option("", "the JSONL file")
-    num_requests: int = option(100, "how many lines, from the first")
+    num_requests: int = option(100, "lines at most, from the first")
     block_len: int = option(MOONCAKE_BLOCK, "tokens of a block: below 512, prompts are shorter in proportion", at_most=MOONCAKE_BLOCK)
     time_scale: float = option(1.0, "2.0 lets requests come half as fast", at_least=0.0)
     output_scale: float = option(1.0, "answers are so much longer or shorter; at least one token", at_least=0.0)
@@ -27,8 +27,8 @@ class TraceFile:
     @property
     def about(self) -> str:
         return (
-            f"The first {self.num_requests} requests of {Path(self.path).name}, {self.block_len} tokens for a block of {MOONCAKE_BLOCK}, "
-            f"time x {self.time_scale:g}, answers x {self.output_scale:g}."
+            f"The first {self.num_requests} requests at most of {Path(self.path).name}, {self.block_len} tokens for a block of "
+            f"{MOONCAKE_BLOCK}, time x {self.time_scale:g}, answers x {self.output_scale:g}."
         )
 
     def requests(self, draw: Draw) -> list[WorkloadRequest]:
@@ -54,7 +54,7 @@ class ShareGpt:
     """Conversations of people: [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}, ...]"""
 
     path: str = option("", "the JSON file")
-    num_chats: int = option(32, "conversations, drawn from those that fit")
+    num_chats: int = option(32, "conversations at most, drawn from those that fit and are the same tokens as text and as ids")
     max_turns: int = option(4, "user turns of a conversation at most; 1 sends the first alone")
     max_len: int = option(2048, "tokens of a conversation at most, the answers included; later turns are left out, longer ones too")
     output_len: int = option(0, "tokens of every answer; 0: as long as the recorded one", at_least=0)
@@ -62,7 +62,8 @@ class ShareGpt:
 
     @property
     def about(self) -> str:
-        return f"{self.num_chats} conversations of {Path(self.path).name}, at most {self.max_turns} turns and {self.max_len} tokens each."
+        file = Path(self.path).name
+        return f"Up to {self.num_chats} conversations of {file}, at most {self.max_turns} turns and {self.max_len} tokens each."
 
     def requests(self, draw: Draw) -> list[WorkloadRequest]:
         path = _existing(self.path, "sharegpt")
@@ -71,8 +72,10 @@ class ShareGpt:
         requests: list[WorkloadRequest] = []
         num_taken = 0
         for chat in chats:
+            if num_taken == self.num_chats:
+                break
             turns, output_lens = self._fitting(draw, chat)
-            if turns and num_taken < self.num_chats:
+            if turns:
                 requests += conversation(f"chat{num_taken}", turns, output_lens, "chats")
                 num_taken += 1
         if not requests:
@@ -86,6 +89,8 @@ class ShareGpt:
         total = 0
         for question, answer in chat[: self.max_turns]:
             ids = settled(draw, f"\n{question}\n" if turns else f"{question}\n")
+            if ids is None or not _is_text(answer):
+                break
             output_len = self.output_len or max(1, len(draw.words.encode(answer)))
             total += len(ids) + output_len
             if not ids or total > self.max_len:
@@ -95,15 +100,22 @@ class ShareGpt:
         return turns, output_lens
 
 
-def settled(draw: Draw, text: str) -> Ids:
-    """Ids whose text encodes to them again, so that a prompt has the same length whether ids or text are sent."""
+def _is_text(text: str) -> bool:
+    """Whether it is Unicode; JSON can hold half of a pair of surrogates, which no tokenizer takes and no wire carries."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def settled(draw: Draw, text: str) -> Ids | None:
+    """Ids whose text encodes to them again, so that a prompt has the same length whether ids or text are sent; None if there are none."""
+    if not _is_text(text):
+        return None
     ids = draw.words.encode(text)
     for _ in range(4):
         again = draw.words.encode(draw.words.text(ids))
         if again == ids:
             return ids
         ids = again
-    raise ValueError(f"workload sharegpt: expected text that encodes to the same tokens after it was decoded, got {text[:60]!r}")
+    return None
 
 
 def _existing(path: str, name: str) -> Path:
@@ -120,12 +132,15 @@ def _read_chats(path: Path) -> list[list[tuple[str, str]]]:
         raise ValueError(f"workload sharegpt: {path}: expected JSON: {error}") from None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"workload sharegpt: {path}: expected a list of objects, got {type(entries).__name__}")
-    return [pairs for entry in entries if (pairs := _pairs(path, entry.get("conversations", entry.get("conversation", []))))]
+    if entries and not any({"conversations", "conversation"} & entry.keys() for entry in entries):
+        raise ValueError(f"workload sharegpt: {path}: expected objects with conversations, got one of {', '.join(entries[0]) or 'nothing'}")
+    chats = enumerate(entry.get("conversations", entry.get("conversation", [])) for entry in entries)
+    return [pairs for index, turns in chats if (pairs := _pairs(f"{path}, entry {index}", turns))]
 
 
-def _pairs(path: Path, turns: Any) -> list[tuple[str, str]]:
+def _pairs(where: str, turns: Any) -> list[tuple[str, str]]:
     if not isinstance(turns, list) or not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns):
-        raise ValueError(f'workload sharegpt: {path}: expected conversations of {{"from": ..., "value": text}}, got {str(turns)[:60]}')
+        raise ValueError(f'workload sharegpt: {where}: expected conversations of {{"from": ..., "value": text}}, got {str(turns)[:60]}')
     pairs = []
     for question, answer in zip(turns[::2], turns[1::2]):
         if question.get("from") not in ("human", "user") or answer.get("from") not in ("gpt", "chatgpt", "assistant", "bing", "bard"):

@@ -20,6 +20,8 @@ from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.support.byte_tokenizer import write_byte_tokenizer
 from tests.support.echo_engine import EchoEngine
 from tests.support.thread_link import ThreadLink
+from tests.support.tiny_models import make_tiny_model
+from tests.support.word_tokenizer import write_word_tokenizer
 
 
 @dataclass(slots=True)
@@ -40,6 +42,14 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "echo"
     write_byte_tokenizer(directory)
     return directory
+
+
+@pytest.fixture(scope="session")
+def words_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with weights, whose vocabulary is whole words: what bench.words asks for."""
+    directory = tmp_path_factory.mktemp("models") / "words"
+    make_tiny_model(directory, "llama", tie=True, vocab_size=4000)
+    return write_word_tokenizer(directory)
 
 
 @pytest.fixture(scope="session")

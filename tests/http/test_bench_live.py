@@ -13,24 +13,15 @@ from bench.load import ClosedLoop, OpenLoop, RunResult, Target, flush, run
 from bench.metrics import growth
 from bench.words import Words
 from bench.workloads import make_workload
-from tests.support.tiny_models import make_tiny_model
-from tests.support.word_tokenizer import write_word_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "words"
-    make_tiny_model(directory, "llama", tie=True, vocab_size=4000)
-    return write_word_tokenizer(directory)
-
-
-@pytest.fixture(scope="module")
-def url(model_dir: Path) -> Iterator[str]:
+def url(words_model_dir: Path) -> Iterator[str]:
     flags = [
         "--model-path",
-        str(model_dir),
+        str(words_model_dir),
         "--port",
         "0",
         "--dtype",
@@ -73,8 +64,8 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-async def test_one_after_the_other_the_ideal_is_reached_to_the_token(name: str, url: str, model_dir: Path) -> None:
-    workload = make_workload(name, Words(model_dir), 1, **WORKLOADS[name])
+async def test_one_after_the_other_the_ideal_is_reached_to_the_token(name: str, url: str, words_model_dir: Path) -> None:
+    workload = make_workload(name, Words(words_model_dir), 1, **WORKLOADS[name])
     await flush(url)
     done = await run(workload, Target(url), ClosedLoop(1))
     check_sums(done)
@@ -84,8 +75,8 @@ async def test_one_after_the_other_the_ideal_is_reached_to_the_token(name: str, 
     assert done.cached_tokens == workload.ideal_hit_tokens
 
 
-async def test_text_is_as_many_tokens_as_ids(url: str, model_dir: Path) -> None:
-    workload = make_workload("perturbed", Words(model_dir), 2, **WORKLOADS["perturbed"])
+async def test_text_is_as_many_tokens_as_ids(url: str, words_model_dir: Path) -> None:
+    workload = make_workload("perturbed", Words(words_model_dir), 2, **WORKLOADS["perturbed"])
     await flush(url)
     done = await run(workload, Target(url, send_text=True), ClosedLoop(1))
     check_sums(done)
@@ -94,9 +85,9 @@ async def test_text_is_as_many_tokens_as_ids(url: str, model_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [ClosedLoop(6), OpenLoop(200.0)])
-async def test_sums_are_the_servers_under_load(mode: ClosedLoop | OpenLoop, url: str, model_dir: Path) -> None:
+async def test_sums_are_the_servers_under_load(mode: ClosedLoop | OpenLoop, url: str, words_model_dir: Path) -> None:
     """BENCH-03: counted as the server sees them, for conversations too."""
-    workload = make_workload("shared-prefix", Words(model_dir), 3, **WORKLOADS["shared-prefix"])
+    workload = make_workload("shared-prefix", Words(words_model_dir), 3, **WORKLOADS["shared-prefix"])
     await flush(url)
     done = await run(workload, Target(url), mode)
     check_sums(done)

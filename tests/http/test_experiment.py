@@ -5,15 +5,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pytest
 
 from bench.experiment import figures as f
+from bench.experiment.__main__ import _main
 from bench.experiment.results import read_results
-from tests.support.tiny_models import make_tiny_model
-from tests.support.word_tokenizer import write_word_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLAN = """
 title = "Every kind of load"
 model_dir = {model_dir}
-repeats = 2
+repeats = 1
 flags = ["--dtype", "float32", "--max-total-tokens", "3000", "--check-account-every-step"]
 baseline = "off"
 sample_interval_s = 0.1
@@ -36,6 +37,7 @@ servers = [
 workload = "shared-prefix"
 options = {{ num_groups = 2, prompts_per_group = 4, system_prompt_len = 60, question_len = 6, output_len = 4 }}
 concurrency = 4
+repeats = 2
 
 [[loads]]
 workload = "random"
@@ -46,39 +48,45 @@ concurrency = 3
 workload = "perturbed"
 options = {{ changes = "timestamp,newline", prompts_per_group = 3, document_len = 100, question_len = 5, output_len = 2 }}
 concurrency = 1
-repeats = 1
 
 [[loads]]
 workload = "multi-turn-short"
 options = {{ num_chats = 3, num_turns = 3, min_first_len = 30, max_first_len = 40, min_turn_len = 10, max_turn_len = 20 }}
 concurrency = 3
-repeats = 1
 
 [[loads]]
 workload = "tree-of-thought"
 options = {{ num_questions = 1, num_levels = 3, question_len = 20, step_len = 4, output_len = 6 }}
 concurrency = 4
-repeats = 1
 
 [[loads]]
 label = "open"
 workload = "shared-prefix"
 options = {{ num_groups = 2, prompts_per_group = 4, system_prompt_len = 60, question_len = 6, output_len = 4 }}
 rates = [50, 100]
-repeats = 1
 """
 
 
-def experiment(*arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bench.experiment", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, "PYTHONPATH": str(ROOT)})
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-@pytest.fixture(scope="module")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "words"
-    make_tiny_model(directory, "llama", tie=True, vocab_size=4000)
-    return write_word_tokenizer(directory)
+Experiment = Callable[..., Done]
+
+
+@pytest.fixture
+def experiment(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Experiment:
+    """`python -m bench.experiment ARGUMENTS` in this process, which has everything imported; its servers are processes as ever."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+    def start(*arguments: str) -> Done:
+        code = _main(arguments)
+        return Done(code, *capsys.readouterr())
+
+    return start
 
 
 def plan_file(path: Path, text: str) -> str:
@@ -86,8 +94,8 @@ def plan_file(path: Path, text: str) -> str:
     return str(path)
 
 
-def test_a_plan_becomes_a_folder_and_the_counts_agree(model_dir: Path, tmp_path: Path) -> None:
-    plan = plan_file(tmp_path / "plan.toml", PLAN.format(model_dir=f'"{model_dir}"'))
+def test_a_plan_becomes_a_folder_and_the_counts_agree(experiment: Experiment, words_model_dir: Path, tmp_path: Path) -> None:
+    plan = plan_file(tmp_path / "plan.toml", PLAN.format(model_dir=f'"{words_model_dir}"'))
     done = experiment(plan, "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert "gone: skipped, the environment variable NO_SUCH_PEER is not set" in done.stdout
@@ -99,7 +107,8 @@ def test_a_plan_becomes_a_folder_and_the_counts_agree(model_dir: Path, tmp_path:
         "overview.png",
         "goodput.png",
     }
-    assert len(results.runs) == 2 * (2 + 2 + 1 + 1 + 1 + 2)
+    assert not results.is_partial
+    assert len(results.runs) == 2 * (2 + 1 + 1 + 1 + 1 + 2)
     for run in results.runs:
         assert f.counts_agree(run) is True, (run.load, run.server, run.repeat)
         rates = f.hit_rates(run.records)
@@ -137,9 +146,11 @@ def test_a_plan_becomes_a_folder_and_the_counts_agree(model_dir: Path, tmp_path:
     ],
     ids=["unknown key", "unknown option", "server that ends", "server that is never ready"],
 )
-def test_what_cannot_run_is_said_and_nothing_is_left(text: str, message: str, model_dir: Path, tmp_path: Path) -> None:
+def test_what_cannot_run_is_said_and_nothing_is_left(
+    text: str, message: str, experiment: Experiment, words_model_dir: Path, tmp_path: Path
+) -> None:
     head, _, rest = text.partition("\n")
-    plan = plan_file(tmp_path / "plan.toml", f'{head}\nmodel_dir = "{model_dir}"\n{rest}' if "repeat =" not in text else text)
+    plan = plan_file(tmp_path / "plan.toml", f'{head}\nmodel_dir = "{words_model_dir}"\n{rest}' if "repeat =" not in text else text)
     done = experiment(plan, "--out", str(tmp_path / "out"))
     assert done.returncode == 1
     assert message in done.stderr
@@ -148,16 +159,40 @@ def test_what_cannot_run_is_said_and_nothing_is_left(text: str, message: str, mo
     assert not [process for process in psutil.process_iter(["cmdline"]) if "echo I never listen" in " ".join(process.info["cmdline"] or ())]
 
 
+def test_what_was_measured_before_a_server_died_is_kept(experiment: Experiment, words_model_dir: Path, tmp_path: Path) -> None:
+    """16 answers for the warm-up, 3 for the first repeat, 1 for the second; none for the third, which ends the experiment."""
+    text = (
+        f'title = "x"\nmodel_dir = "{words_model_dir}"\nrepeats = 3\n'
+        'loads = [{workload = "random", concurrency = 1, options = {num_prompts = 3, input_len = 4, output_len = 2}}]\n[[servers]]\n'
+        f'label = "peer"\nflush = ""\ncommand = ["{sys.executable}", "-m", "tests.support.dying_server", "{{port}}", "20"]\n'
+    )
+    done = experiment(plan_file(tmp_path / "plan.toml", text), "--out", str(tmp_path / "out"))
+    assert done.returncode == 1
+    assert "random, peer, repeat 2: " in done.stdout and "2 requests failed" in done.stdout
+    assert "peer, load random, repeat 3: every request failed, the first with: ConnectionRefusedError" in done.stderr
+    assert "its process ended with 3; the end of its log:\nout of memory, say" in done.stderr
+    assert f"what was measured until then: python -m bench.experiment --report {tmp_path / 'out'}" in done.stderr
+    results = read_results(tmp_path / "out" / "results.json")
+    assert [(run.repeat, len(run.served), len(run.failed)) for run in results.runs] == [(0, 3, 0), (1, 1, 2)]
+    assert not (tmp_path / "out" / "report.html").exists()
+    again = experiment("--report", str(tmp_path / "out"))
+    assert again.returncode == 0, again.stderr
+    report = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "<strong>Partial results.</strong> 2 of 3 runs were measured before the experiment ended." in report
+    assert "<strong>Requests failed:</strong> 2 of 6, in one run of peer on random 2 of 3." in report
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stopped_experiment_stops_its_servers(number: signal.Signals, model_dir: Path, tmp_path: Path) -> None:
+def test_a_stopped_experiment_stops_its_servers(number: signal.Signals, words_model_dir: Path, tmp_path: Path) -> None:
     """Also what a server has started itself."""
     mark = f"{tmp_path}/pid"
     text = (
-        f'title = "x"\nmodel_dir = "{model_dir}"\nloads = [{{workload = "random", concurrency = 1}}]\n[[servers]]\nlabel = "peer"\n'
+        f'title = "x"\nmodel_dir = "{words_model_dir}"\nloads = [{{workload = "random", concurrency = 1}}]\n[[servers]]\nlabel = "peer"\n'
         f'command = ["sh", "-c", "sleep 1000 & echo $! > {mark}; wait"]\n'
     )
     command = [sys.executable, "-m", "bench.experiment", plan_file(tmp_path / "plan.toml", text), "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
     while not (Path(mark).exists() and Path(mark).read_text().strip()):
         assert time.monotonic() < until

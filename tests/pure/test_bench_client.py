@@ -82,6 +82,11 @@ FAILURES = [
     (CHUNKED + b"ff\r\ndata: {", "connection ended inside"),
     (CHUNKED + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n", "expected text in the stream, got none"),
     (b"SSH-2.0\r\n", "expected an HTTP status line"),
+    (CHUNKED + b"many\r\n", "expected a length before the answer's bytes"),
+    (b"HTTP/1.1 200 OK\r\nContent-Length: some\r\n\r\n", "expected a length before the answer's bytes"),
+    (CHUNKED + chunk(b"data: {\n\n"), "expected a completion's JSON in an event"),
+    (CHUNKED + chunk(b"data: [1]\n\n"), "expected a completion's JSON in an event"),
+    (CHUNKED + chunk(b'data: {"choices": [{"text": "a"}], "usage": {"prompt_tokens": 3}}\n\n'), "expected a completion's JSON in an event"),
 ]
 
 

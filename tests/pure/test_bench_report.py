@@ -1,13 +1,15 @@
 """The figures of bench/: percentiles, summaries, what /metrics says, the floor of time to first token."""
 
+import dataclasses
 import json
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench.metrics import growth, parse_metrics
-from bench.records import Overhead, RequestRecord, RunResult, percentile
+from bench.records import Overhead, RequestRecord, RunResult, overhead_of, percentile, with_zeros
 from bench.report import append_jsonl, describe, medians, spread, summarize
 from bench.servers import Server, ServerStartError
 from bench.ttft import ModelShape, TtftPair, read_model_shape
@@ -37,15 +39,16 @@ def result(wall_s: float, *records: RequestRecord, ideal: float = 0.5, after: di
 def test_percentile() -> None:
     assert percentile([], 0.5) is None
     assert percentile([3.0], 0.95) == 3.0
-    assert percentile([4.0, 1.0, 3.0, 2.0], 0.5) == 3.0
-    assert percentile(list(range(100)), 0.95) == 95
+    for values in ([4.0, 1.0, 3.0, 2.0], [float(value * value) for value in range(100)]):
+        for share in (0.0, 0.5, 0.95, 0.99, 1.0):
+            assert percentile(values, share) == pytest.approx(float(np.percentile(values, share * 100)))
 
 
 def test_summary_of_a_run() -> None:
     summary = summarize("x", 1, result(2.0, record(0.1, (0.2, 0.4), 0), record(0.3, (0.6, 0.8), 90), record(9.0, (9.0,), 50, error="no")))
     assert (summary.in_tok, summary.in_tok_s, summary.out_tok_s, summary.out_tok) == (200, 100.0, 3.0, 6)
     assert (summary.requests, summary.failed, summary.requests_s) == (2, 1, 1.0)
-    assert (summary.ttft_p50, summary.itl_p50, summary.itl_max) == pytest.approx((0.3, 0.6, 0.8))
+    assert (summary.ttft_p50, summary.itl_p50, summary.itl_max) == pytest.approx((0.2, 0.5, 0.8))
     assert summary.tpot_p50 == pytest.approx(0.5)
     assert (summary.cached_tok, summary.served_in_tok, summary.hit_rate, summary.cached_requests) == (90, 200, 0.45, 1)
     text = describe(summary, 1, 1.0)
@@ -64,6 +67,27 @@ def test_a_server_that_tells_nothing_of_re_use() -> None:
     summary = summarize("x", 1, result(2.0, record(0.1, (0.2,), None, None), ideal=0.824))
     assert (summary.cached_tok, summary.hit_rate, summary.served_in_tok, summary.counted_cached_tok) == (None, None, None, None)
     assert "the server does not tell; token hit rate n/a (ideal 82.4 %)" in describe(summary, 1, 1.0)
+
+
+def test_an_answer_that_says_nothing_of_re_use_had_none_where_others_say_it() -> None:
+    """vLLM and SGLang leave prompt_tokens_details out of an answer that re-used nothing."""
+    silent, told, lost = record(0.1, (), None), record(0.1, (), 7), record(0.1, (), None, None)
+    assert [one.cached_tokens for one in with_zeros([silent, told, lost], None, None)] == [0, 7, None]
+    assert [one.cached_tokens for one in with_zeros([silent, lost], None, None)] == [None, None]
+    counter = "vllm:prefix_cache_hits_total"
+    assert [one.cached_tokens for one in with_zeros([silent, lost], {counter: 5.0}, {counter: 5.0})] == [0, None]
+    assert [one.cached_tokens for one in with_zeros([silent], {counter: 5.0}, {counter: 9.0})] == [None]
+
+
+def test_a_hit_rate_above_the_ideal_is_told() -> None:
+    assert "ABOVE IT" not in describe(summarize("x", 1, result(1.0, record(0.1, (0.2,), 50), ideal=0.5)), 1, 1.0)
+    told = describe(summarize("x", 1, result(1.0, record(0.1, (0.2,), 99), ideal=0.0)), 1, 1.0)
+    assert "(ideal 0.0 %: ABOVE IT, so the server knew these prompts from before; use --flush, or another --seed)" in told
+
+
+def test_lateness_is_of_requests_that_were_sent() -> None:
+    never = dataclasses.replace(record(0.1, (), 0), error="not sent, since a failed: no", sent_s=5.0, scheduled_s=5.0)
+    assert overhead_of([record(0.1, (), 0), never], cpu_s=0.2, wall_s=2.0) == Overhead(*[pytest.approx(0.1)] * 3, 0.2, 0.1, 0.2)
 
 
 def test_medians_are_by_field_and_keep_the_unknown() -> None:

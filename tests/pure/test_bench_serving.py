@@ -42,11 +42,21 @@ async def test_a_sweep_of_rates(command_line: Any, tmp_path: Path, capsys: pytes
     assert "cached prompt tokens 80 of 144; token hit rate 55.6 % (ideal 55.6 %)" in printed.out
     assert "generator: sent late by p50/p99/max" in printed.out
     assert server.num_flushes == 4
-    assert [json.loads(line)["seed"] for line in out.read_text().splitlines()] == [1, 2, 1, 2]
+    assert [json.loads(line)["seed"] for line in out.read_text().splitlines()] == [1, 2, 3, 4]
     assert len(records.read_text().splitlines()) == 4 * 6
-    # two warm-up runs of 8 first, and prompts of one seed are those of the other rate
+    # two warm-up runs of 8 first; no rate has the prompts of another
     assert len(server.prompts) == 16 + 24
-    assert sorted(server.prompts[16:22]) == sorted(server.prompts[28:34]) != sorted(server.prompts[22:28])
+    assert len(set(map(tuple, server.prompts))) == 16 + 24
+
+
+async def test_rates_are_told_apart_without_a_flush(command_line: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that keeps everything re-uses nothing of the rate before; the same command once more is told as what it is."""
+    arguments = ["--workload", "random", "--option", "num_prompts=4", "--option", "input_len=60", "--rate", "200,400", "--repeats", "2"]
+    async with serving(RadixServer().handle) as url:
+        assert await command_line(url, *arguments) == 0
+        assert "ABOVE IT" not in capsys.readouterr().out
+        assert await command_line(url, *arguments) == 0
+    assert capsys.readouterr().out.count("token hit rate 98.3 % (ideal 0.0 %: ABOVE IT, so the server knew these prompts from before") == 2
 
 
 async def test_a_server_that_refuses(command_line: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,7 +65,7 @@ async def test_a_server_that_refuses(command_line: Any, tmp_path: Path, capsys: 
 
     async with serving(handler) as url:
         assert await command_line(url, "--load", "B") == 1
-        assert "warm-up against" in capsys.readouterr().err
+        assert "warm-up failed: RequestFailedError: HTTP 400" in capsys.readouterr().err
         out = tmp_path / "out.jsonl"
         assert await command_line(url, "--load", "E", "--no-warm-up", "--repeats", "1", "--out", str(out)) == 1
     assert "load E, 1 at a time, seed 1: FAILED: 1 of 1: RequestFailedError: HTTP 400: too long" in capsys.readouterr().out
@@ -69,7 +79,10 @@ REFUSED = [
     (["--rate", "2", "--arrivals", "recorded"], "expected none with recorded arrivals"),
     (["--workload", "B", "--arrivals", "recorded", "--no-warm-up"], "expected recorded arrival times"),
     (["--workload", "B", "--option", "turns=2"], "expected an option of num_prompts"),
+    (["--workload", "B", "--option", "input_len=2", "--option", "input_len=3"], "--option: expected each once, got input_len twice"),
     (["--option", "turns"], "expected name=value, got 'turns'"),
+    (["--extra", "[1]"], "argument --extra: expected a JSON object, got '[1]'"),
+    (["--extra", "{"], "argument --extra: expected a JSON object, got '{'"),
     (["--concurrency", "0"], "--concurrency: expected at least 1, got 0"),
     (["--path", "/v1/chat/completions"], "expected a completions route"),
     (["--url", "https://127.0.0.1"], "expected http://HOST:PORT"),

@@ -19,8 +19,8 @@ def test_spread_over_repeats() -> None:
     assert f.over_repeats([]) is None
 
 
-def test_quantiles_are_values_that_were_measured() -> None:
-    assert f.quantiles([float(value) for value in range(100)]) == f.Quantiles(50.0, 95.0, 99.0)
+def test_quantiles() -> None:
+    assert f.quantiles([float(value) for value in range(100)]) == f.Quantiles(49.5, pytest.approx(94.05), pytest.approx(98.01))
     assert f.quantiles([7.0]) == f.Quantiles(7.0, 7.0, 7.0)
     assert f.quantiles([]) is None
 
@@ -51,6 +51,13 @@ def test_no_bound_where_the_baseline_re_uses_or_does_not_tell() -> None:
 def test_a_pair_needs_both() -> None:
     runs = tuple(one for one in RESULTS.runs if (one.load, one.server, one.repeat) != ("shared", "on", 0))
     assert len(f.pairs(dataclasses.replace(RESULTS, runs=runs), "shared", "on")) == 1
+
+
+def test_a_run_with_failures_is_in_no_ratio() -> None:
+    """A server that dies in the middle leaves a short run."""
+    runs = list(RESULTS.runs)
+    runs[0] = dataclasses.replace(runs[0], records=(*runs[0].records[:1], failed("r1")), wall_s=0.1)
+    assert [pair.time_ratio for pair in f.pairs(dataclasses.replace(RESULTS, runs=tuple(runs)), "shared", "on")] == [2.4]
 
 
 def test_where_the_time_went() -> None:
@@ -98,7 +105,7 @@ def test_rates_latency_and_queue() -> None:
     assert f.request_rate(one) == 2.0
     assert f.queue_mean_s(one) == pytest.approx(0.1)
     assert f.tpot_p50(one) == pytest.approx(0.05)
-    assert f.ttft_quantile("p50")(one) == pytest.approx(0.3)
+    assert f.ttft_quantile("p50")(one) == pytest.approx(0.25)
     assert f.gap_quantile("p99")(one) == pytest.approx(0.05)
     assert f.ttft_quantile("p50")(run("x", "on", 0, 1.0, (failed("a"),), {})) is None
 

@@ -48,7 +48,7 @@ def test_a_plan_is_read_with_its_defaults() -> None:
         ("shared", 2, (), 2),
         ("random", 2, (), 2),
         ("changed", 2, (), 2),
-        ("rising", None, (1.0, 2.0), 2),
+        ("rising", None, (1.0, 2.0), 1),
     ]
     assert (plan.limits, plan.ttft) == (Limits(), None)
 
@@ -75,6 +75,8 @@ def test_a_plan_is_read_with_its_defaults() -> None:
         ({"loads__3__rates": [1, 0]}, r"loads\[3\].rates: expected above 0, got 0"),
         ({"loads__3__rates": [float("nan")]}, r"loads\[3\].rates: expected above 0, got nan"),
         ({"loads__3__arrivals": "normal"}, r"loads\[3\].arrivals: expected one of poisson, constant, got 'normal'"),
+        ({"loads__0__arrivals": "constant"}, r"loads\[0\].arrivals: expected none in a closed loop, .* got 'constant'"),
+        ({"servers__0__flush": ""}, "ttft.server: expected a server that can flush, .* got 'on' with none"),
         ({"loads__1__label": "shared"}, "loads: expected labels that differ, got 'shared' twice"),
         ({"limits": {"share": 1.5}}, "limits.share: expected above 0 and at most 1, got 1.5"),
         ({"baseline": "of"}, r"baseline: expected the label of a server \(on, off\), got 'of'"),
@@ -137,6 +139,13 @@ def test_other_json_is_no_results(tmp_path: Path) -> None:
         path.write_text(json.dumps(content))
         with pytest.raises(ValueError, match=r"expected results of format 1, got"):
             read_results(path)
+    path.write_text('{"format": 1}')
+    with pytest.raises(ValueError, match=r"results.json: expected what an experiment writes; missing or wrong: 'plan'"):
+        read_results(path)
+    write_results(recorded_results(), path)
+    path.write_text(path.read_text()[:1000])
+    with pytest.raises(ValueError, match=r"results.json: expected JSON: "):
+        read_results(path)
 
 
 def test_a_peer_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

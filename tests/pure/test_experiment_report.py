@@ -9,7 +9,7 @@ import pytest
 from bench.experiment.findings import cards, sentences
 from bench.experiment.page import Bullets, Heading, Picture, Table, Text, grouped, to_html, to_markdown
 from bench.experiment.report import blocks_of, draw, write_report
-from bench.experiment.results import Results, read_results
+from bench.experiment.results import Results, ResultsFile, read_results
 from tests.support.recorded_experiment import recorded_results, run
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "example-report"
@@ -136,6 +136,41 @@ def test_an_unsteady_machine_is_said_at_once() -> None:
     slow = run("random", "off", 2, 9.0, results.runs_of("random", "off")[0].records, {})
     text = to_markdown(blocks_of(dataclasses.replace(results, runs=(*results.runs, slow)), {}))
     assert "**The machine was not steady.** Equal runs of off on random differ by up to 3.00x" in text
+
+
+def test_partial_results_get_a_report_that_says_so(tmp_path: Path) -> None:
+    """After any run an experiment may end: every figure that is missing is n/a, and nothing is said of what was not measured."""
+    results = recorded_results()
+    assert not results.is_partial
+    file = ResultsFile(tmp_path / "results.json")
+    (tmp_path / "report.md").write_text("of an experiment before")
+    for number in range(1, len(results.runs) + 1):
+        file.write(dataclasses.replace(results, runs=results.runs[:number], ttft=()))
+        assert not (tmp_path / "report.md").exists()
+        partial = read_results(tmp_path / "results.json")
+        assert (len(partial.runs), partial.is_partial) == (number, True)
+        text = to_markdown(blocks_of(partial, {}))
+        assert f"**Partial results.** {number} of 16 runs were measured before the experiment ended." in text
+        assert ("requests/s (of the rates tried" in text) == (number >= 15)
+    file.write(results)
+    assert not read_results(tmp_path / "results.json").is_partial
+    write_report(dataclasses.replace(results, runs=results.runs[:1], ttft=()), tmp_path)
+
+
+def test_failures_are_said_at_once() -> None:
+    results = recorded_results()
+    text = to_markdown(blocks_of(results, {}))
+    assert "**Requests failed:** 2 of 104, in one run of off on rising 1 of 10." in text.partition("## What it says")[0]
+    whole = tuple(one for one in results.runs if not one.failed)
+    assert "Requests failed" not in to_markdown(blocks_of(dataclasses.replace(results, runs=whole), {}))
+
+
+def test_lateness_is_of_open_loops_alone() -> None:
+    results = recorded_results()
+    runs = [dataclasses.replace(one, records=tuple(dataclasses.replace(r, scheduled_s=0.0) for r in one.records)) for one in results.runs]
+    runs = [late if late.rate is None else one for late, one in zip(runs, results.runs)]
+    text = to_markdown(blocks_of(dataclasses.replace(results, runs=tuple(runs)), {}))
+    assert "The generator sent open-loop requests 0.0 ms (p50) to 0.0 ms (most) after their time." in text
 
 
 def test_text_is_shown_as_it_is(tmp_path: Path) -> None:

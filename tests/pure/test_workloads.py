@@ -2,6 +2,7 @@
 
 import json
 from array import array
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from bench.workloads import LOAD_NAMES, WORKLOADS, AnswerOf, Ids, Workload, Work
 from bench.workloads.ideal import ideal_cached_lens
 from radixserve.core import BASE_NAMESPACE
 from radixserve.tree.prefix_cache import PrefixCache
+from tests.support.bench_servers import WholeWords
 from tests.support.word_tokenizer import word_tokenizer
 
 TRACE = [
@@ -25,6 +27,9 @@ CHATS = [
     {"id": "c", "conversations": [{"from": "human", "value": " bab" * 500}, {"from": "gpt", "value": " beb"}]},
     {"id": "d", "conversations": [{"from": "system", "value": "bab"}, {"from": "human", "value": "beb"}]},
     {"id": "e", "conversations": []},
+    {"id": "f", "conversations": [{"from": "human", "value": "half \ud83d of a pair"}, {"from": "gpt", "value": "bab"}]},
+    {"id": "g", "conversations": [{"from": "human", "value": "bab"}, {"from": "gpt", "value": "\udc00"}]},
+    {"id": "h"},
 ]
 
 
@@ -248,6 +253,39 @@ def test_conversations_of_a_file(words: Words, small: dict[str, dict[str, Any]])
     assert make_workload("sharegpt", words, 1, path=small["sharegpt"]["path"], max_turns=1, output_len=9).num_requests == 3
 
 
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([{"conversations": [{"from": "human", "value": None}]}], "chats.json, entry 0: expected conversations of .*got .*None"),
+        ([{"conversations": []}, {"conversations": None}], "chats.json, entry 1: expected conversations of .*got None"),
+        ([{"messages": []}], "expected objects with conversations, got one of messages"),
+        ({"a": 1}, "expected a list of objects, got dict"),
+        ([], "expected a conversation of at most 2048 tokens, got none"),
+    ],
+)
+def test_files_that_hold_no_conversations(entries: Any, message: str, words: Words, tmp_path: Path) -> None:
+    (tmp_path / "chats.json").write_text(json.dumps(entries))
+    with pytest.raises(ValueError, match=message):
+        make_workload("sharegpt", words, 1, path=str(tmp_path / "chats.json"))
+
+
+def test_no_more_conversations_are_read_than_asked_for(small: dict[str, dict[str, Any]], tmp_path: Path) -> None:
+    """A file of 90,000 is not tokenized for 32."""
+
+    class Counting(WholeWords):
+        num_encoded = 0
+
+        def encode(self, text: str) -> list[int]:
+            self.num_encoded += 1
+            return super().encode(text)
+
+    words = Counting()
+    chat = {"conversations": [{"from": "human", "value": " w100 w101"}, {"from": "gpt", "value": " w102"}]}
+    (tmp_path / "chats.json").write_text(json.dumps([chat] * 1000))
+    assert make_workload("sharegpt", words, 1, path=str(tmp_path / "chats.json"), num_chats=2).num_requests == 2
+    assert words.num_encoded < 20
+
+
 def test_ideal_of_a_few_prompts() -> None:
     """The second goes on from the first's answer of three tokens, of which two were computed; the third is the first; the fourth is new."""
     assert ideal_cached_lens([[1, 2], [1, 2, -1, -1, -1, 7], [1, 2], [9]], [2, 0, 5, 1]) == [0, 4, 1, 0]
@@ -265,6 +303,8 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [
     ("shared-prefix", {"num_groups": 1000, "prompts_per_group": 1}, "more distinct words"),
     ("perturbed", {"changes": "timestamp,weather"}, "expected timestamp, .*, got 'weather'"),
     ("rag", {"num_passages": 2}, "passages_per_question: expected at most 2, got 3"),
+    ("shared-prefix", {"range_ratio": float("nan")}, "range_ratio: expected a finite number, got nan"),
+    ("trace", {"path": "x", "time_scale": float("inf")}, "time_scale: expected a finite number, got inf"),
     ("trace", {}, "path: expected a file, got ''"),
     ("sharegpt", {"path": "/nowhere"}, "path: expected a file, got '/nowhere'"),
 ]

@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _stream(num_tokens: int) -> bytes:
+def completion_stream(num_tokens: int) -> bytes:
+    """A whole answer with its head."""
     events = []
     for count in range(1, num_tokens + 1):
         usage = {"prompt_tokens": 64, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": 0}}
@@ -49,7 +50,7 @@ class _Connection(asyncio.Protocol):
 
 
 async def _main(num_tokens: int) -> None:
-    answer = _stream(num_tokens)
+    answer = completion_stream(num_tokens)
     server = await asyncio.get_running_loop().create_server(lambda: _Connection(answer), "127.0.0.1", 0, backlog=2048)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()

@@ -17,7 +17,7 @@ PLAN: dict[str, Any] = {
         {"label": "shared", "workload": "shared-prefix", "concurrency": 2},
         {"label": "random", "workload": "random", "concurrency": 2},
         {"label": "changed", "workload": "perturbed", "concurrency": 2},
-        {"label": "rising", "workload": "random", "rates": [1, 2]},
+        {"label": "rising", "workload": "random", "rates": [1, 2], "repeats": 1},
     ],
     "limits": {"ttft_ms": 500, "tpot_ms": 100},
     "ttft": {"server": "on", "pairs": [[1000, 800]]},

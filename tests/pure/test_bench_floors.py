@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from bench.floors import Floor
 from bench.workloads.basic import MultiTurn, Random, SharedPrefix
 

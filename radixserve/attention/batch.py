@@ -26,6 +26,7 @@ class ForwardBatch:
     seq_lens: torch.Tensor  # [num_rows] int32, device
     qo_indptr_host: torch.Tensor  # the same, on the host, for planners that read there
     kv_indptr_host: torch.Tensor
+    kv_indices_host: torch.Tensor
     kv_last_page_len_host: torch.Tensor
     seq_lens_host: torch.Tensor
     # [num_sampled_rows + num_targets] int64, device; indices into the tokens: the last of each sampled row, then every position whose

@@ -57,6 +57,8 @@ class RecordedGraph(TorchDispatchMode):
             name = func._schema.name
             if name in _FORBIDDEN_OPS:
                 raise HostAccessError(f"{name} inside of a graph: {_FORBIDDEN_OPS[name]}")
+            if name in ("aten::index", "aten::index_put_") and any(x is not None and x.dtype == torch.bool for x in args[1]):
+                raise HostAccessError(f"{name} by a mask inside of a graph: its shape depends on values")
             self.calls.append((func, args, kwargs, result))
         return result
 

@@ -43,9 +43,9 @@ class _NoHostAccess(TorchFunctionMode):
         self.recorder = recorder
 
 
-class RecordedGraph(TorchDispatchMode):
+class RecordedGraph(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.is_paused = False
         self.num_replays = 0
         self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []

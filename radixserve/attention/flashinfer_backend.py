@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from radixserve.attention.batch import ForwardBatch
+from radixserve.attention.batch import ForwardBatch, padding_batch
 from radixserve.attention.decode_groups import SharingCost, find_groups
 from radixserve.attention.decode_tables import RowTables, SharedTables, decode_tables, extend_tables, shared_tables
 from radixserve.attention.flashinfer_package import load_flashinfer
@@ -20,6 +20,7 @@ from radixserve.kv import KVPool
 WORKSPACE_BYTES = 128 << 20  # FlashInfer's own advice; partial results of split rows, of one part at a time
 INT_WORKSPACE_BYTES = 8 << 20  # of each eager wrapper, on the device and pinned
 GRAPH_INT_WORKSPACE_BYTES = 1 << 20  # of each graph's wrapper: a plan for at most 512 rows takes some ten kilobytes
+MAX_MERGED_NUMBERS = 1024 * 8
 DEFAULT_COST = SharingCost()
 Layer = tuple[torch.Tensor, torch.Tensor]  # K and V of one layer of the pool
 
@@ -33,7 +34,8 @@ class FlashInferBackend:
     """AttentionBackend over a pool of bfloat16 or float16 on a GPU; ConfigError where FlashInfer cannot be had.
 
     cost: when decode rows that share a beginning read it once; None never.
-    fixed_split_pages: cut rows of keys at fixed places instead of by what else is in the batch; None lets the planner choose.
+    fixed_split_pages: cut decode rows' keys at fixed places, and prompt chunks' nowhere, instead of by what else is in the batch (for a
+    chunk, cuts would take a partial result of all its queries each); None lets the planner choose.
     """
 
     name = "flashinfer"
@@ -46,7 +48,9 @@ class FlashInferBackend:
         )
         self._flashinfer = flashinfer = load_flashinfer()
         self._pool, self._num_heads = pool, num_heads
-        self._cost, self._fixed_split_pages = cost, fixed_split_pages
+        # the merge of two states runs a token's heads in one block of threads, eight numbers a thread
+        self._cost = cost if num_heads * pool.head_dim <= MAX_MERGED_NUMBERS else None
+        self._fixed_split_pages = fixed_split_pages
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.device)
         self._extend = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend="fa2")
         self._shared = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend="fa2")
@@ -79,6 +83,20 @@ class FlashInferBackend:
         for part in self._parts:
             part.run(q, kv, out)
         return out
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Have every kernel compiled and loaded now, which can take a minute, not under a request: run each once on the padding page."""
+        pool = self._pool
+        batch = padding_batch(torch.zeros(2, dtype=torch.int64, device=pool.device), num_decode_rows=1, page_size=pool.page_size)
+        q, k = (torch.zeros(2, n, pool.head_dim, dtype=pool.dtype, device=pool.device) for n in (self._num_heads, pool.num_kv_heads))
+        self.plan(batch)
+        out = self.run(0, q, k, k)
+        if self._cost is not None:
+            weight = torch.zeros(out.shape[:2], dtype=torch.float32, device=pool.device)
+            self._flashinfer.merge_state_in_place(out, weight, out.clone(), weight.clone())
+        if pool.device.type == "cuda":
+            torch.cuda.synchronize(pool.device)
 
     def prefers_eager(self, batch: ForwardBatch) -> bool:
         """Whether reading shared beginnings once saves this decode step more than a graph would."""
@@ -134,7 +152,7 @@ class FlashInferBackend:
             **self._dtypes(),
             causal=is_causal,
             seq_lens=tables.seq_lens,
-            fixed_split_size=self._fixed_split_pages,
+            disable_split_kv=self._fixed_split_pages is not None,
         )
 
     def _shape(self) -> tuple[int, int, int, int]:

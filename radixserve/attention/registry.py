@@ -7,6 +7,7 @@ from typing import Any
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.cpu_backend import DTYPES, CpuBackend
 from radixserve.attention.flashinfer_backend import FlashInferBackend
+from radixserve.attention.flashinfer_package import broken_sentence
 from radixserve.attention.flashinfer_package import why_not as why_not_flashinfer
 from radixserve.attention.torch_backend import TorchBackend
 from radixserve.errors import ConfigError
@@ -34,7 +35,12 @@ def _flashinfer(pool: KVPool, num_heads: int, options: Options) -> AttentionBack
     if reason := why_not_flashinfer(pool):
         raise ConfigError(f"--attention-backend flashinfer: {reason}; or use --attention-backend torch, which is slower")
     known = {name: value for name, value in options.items() if name in ("cost", "fixed_split_pages")}
-    return FlashInferBackend(pool, num_heads, **known)
+    backend = FlashInferBackend(pool, num_heads, **known)
+    try:
+        backend.warm_up()
+    except Exception as error:  # whatever a compiler, a loader or a driver says
+        raise ConfigError(f"--attention-backend flashinfer: {broken_sentence(error)}") from error
+    return backend
 
 
 _MAKERS: dict[str, Callable[[KVPool, int, Options], AttentionBackend]] = {

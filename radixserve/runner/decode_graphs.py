@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from radixserve.attention.backend import AttentionBackend
-from radixserve.attention.batch import ForwardBatch
+from radixserve.attention.batch import ForwardBatch, padding_batch
 
 
 class GraphAttention(AttentionBackend, Protocol):
@@ -109,11 +109,11 @@ class DecodeGraphs:
         num_indices = max(num_indices, largest)
         # ids of the padding page: a stale one is never read, but if it were, it would be in range
         indices = torch.zeros(num_indices, dtype=torch.int32, device=device)
-        ids, positions = (torch.zeros(largest, dtype=torch.int64, device=device) for _ in range(2))
+        buffers = padding_batch(torch.zeros(largest, dtype=torch.int64, device=device), largest, page_size)
         graphs = []
         for size in reversed(sizes):  # the largest first: the others then find their memory in its
-            buffers = padding_batch(ids[:size], positions[:size], page_size)
-            graphs.append(DecodeGraph(decoder, attention.decode_graph(size, indices), buffers, capture))
+            of_size = padding_batch(buffers.input_ids[:size], size, page_size, buffers.positions[:size])
+            graphs.append(DecodeGraph(decoder, attention.decode_graph(size, indices), of_size, capture))
         self._graphs = graphs[::-1]
 
     @property
@@ -128,28 +128,3 @@ class DecodeGraphs:
         if graph is None or not graph.attention.can_hold(batch) or self._attention.prefers_eager(batch):
             return None
         return graph
-
-
-def padding_batch(input_ids: torch.Tensor, positions: torch.Tensor, page_size: int) -> ForwardBatch:
-    """Decode rows that read and write the first place of page 0, with these input_ids and positions [n] int64."""
-    n, device = input_ids.shape[0], input_ids.device
-    indptr, ones = torch.arange(n + 1, dtype=torch.int32), torch.ones(n, dtype=torch.int32)
-    pages = torch.zeros(n, dtype=torch.int32)
-    return ForwardBatch(
-        input_ids=input_ids,
-        positions=positions,
-        out_slots=torch.zeros(n, dtype=torch.int64, device=device),
-        qo_indptr=indptr.to(device),
-        kv_indptr=indptr.to(device),
-        kv_indices=pages.to(device),
-        kv_last_page_len=ones.to(device),
-        seq_lens=ones.to(device),
-        qo_indptr_host=indptr,
-        kv_indptr_host=indptr,
-        kv_indices_host=pages,
-        kv_last_page_len_host=ones,
-        seq_lens_host=ones,
-        logits_indices=torch.arange(n, device=device),
-        num_decode_rows=n,
-        page_size=page_size,
-    )

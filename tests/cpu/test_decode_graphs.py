@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from radixserve.attention.batch import ForwardBatch
-from radixserve.runner.decode_graphs import DecodeGraphs, graph_sizes, padding_batch
+from radixserve.attention.batch import ForwardBatch, padding_batch
+from radixserve.runner.decode_graphs import DecodeGraphs, graph_sizes
 from radixserve.runner.upload import Uploader
 from tests.support.recorded_graph import GraphRecorder, HostAccessError
 
@@ -51,7 +51,7 @@ def make_graphs(model: Doubler, recorder: GraphRecorder) -> DecodeGraphs:
 
 
 def batch_of(ids: list[int], positions: list[int]) -> ForwardBatch:
-    return padding_batch(torch.tensor(ids), torch.tensor(positions), 1)
+    return padding_batch(torch.tensor(ids), len(ids), 1, torch.tensor(positions))
 
 
 def test_a_replay_computes_the_new_batch_in_the_old_places() -> None:

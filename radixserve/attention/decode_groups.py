@@ -73,6 +73,38 @@ def find_groups(kv_indptr: Int32, kv_indices: Int32, num_rows: int, min_saved_pa
     return sorted(groups, key=lambda group: group.rows)
 
 
+class GroupFinder:
+    """find_groups for step after step: looked for again when the rows change, when a group does not hold any more, and now and then.
+
+    Two rows with the same page at the same place have the same tokens up to there (K and V depend on all tokens before), so a look at a
+    group's last page tells whether it holds.
+    """
+
+    def __init__(self, max_age: int = 32) -> None:
+        self._max_age = max_age
+        self._age = 0
+        self._key: tuple[int, bytes] | None = None
+        self._groups: list[RowGroup] = []
+
+    def find(self, kv_indptr: Int32, kv_indices: Int32, num_rows: int, min_saved_pages: int) -> list[RowGroup]:
+        key = min_saved_pages, kv_indices[kv_indptr[:num_rows]].tobytes()
+        self._age += 1
+        if key != self._key or self._age >= self._max_age or not all(_holds(group, kv_indptr, kv_indices) for group in self._groups):
+            self._groups = find_groups(kv_indptr, kv_indices, num_rows, min_saved_pages)
+            self._key, self._age = key, 0
+        return self._groups
+
+
+def _holds(group: RowGroup, kv_indptr: Int32, kv_indices: Int32) -> bool:
+    rows = np.array(group.rows)
+    places = kv_indptr[rows] + group.num_pages
+    # the last page of a row is its own
+    if not (places < kv_indptr[rows + 1]).all():
+        return False
+    last = kv_indices[places - 1]
+    return bool((last == last[0]).all())
+
+
 def _common_len(one: Int32, other: Int32) -> int:
     n = min(len(one), len(other))
     is_different = one[:n] != other[:n]

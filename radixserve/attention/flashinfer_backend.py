@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from radixserve.attention.batch import ForwardBatch, padding_batch
-from radixserve.attention.decode_groups import SharingCost, find_groups
+from radixserve.attention.decode_groups import GroupFinder, SharingCost
 from radixserve.attention.decode_tables import RowTables, SharedTables, decode_tables, extend_tables, shared_tables
 from radixserve.attention.flashinfer_package import load_flashinfer
 from radixserve.kv import KVPool
@@ -55,6 +55,7 @@ class FlashInferBackend:
         self._extend = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend="fa2")
         self._shared = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend="fa2")
         self._decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "NHD", use_tensor_cores=True, backend="fa2")
+        self._finder = GroupFinder()
         self._guard = PlanGuard(pool.device)
         self._batch: ForwardBatch | None = None
         self._parts: list[_Part] = []
@@ -127,12 +128,12 @@ class FlashInferBackend:
             return None
         pool = self._pool
         page_bytes = 2 * pool.page_size * pool.num_kv_heads * pool.head_dim * pool.dtype.itemsize
-        needed = self._cost.min_saved_bytes(has_graph) // page_bytes
+        alone, needed = (self._cost.min_saved_bytes(is_graph) // page_bytes for is_graph in (False, has_graph))
         # no group can save more than all rows but one
         if int(batch.kv_indptr_host[batch.num_decode_rows]) <= needed:
             return None
         indptr, indices = batch.kv_indptr_host.numpy(), batch.kv_indices_host.numpy()
-        groups = find_groups(indptr, indices, batch.num_decode_rows, min_saved_pages=max(1, needed // 8))
+        groups = self._finder.find(indptr, indices, batch.num_decode_rows, max(1, alone // 8))
         if sum(group.num_saved_pages for group in groups) <= needed:
             return None
         return shared_tables(batch, groups)

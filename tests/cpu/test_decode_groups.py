@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from radixserve.attention.decode_groups import RowGroup, SharingCost, find_groups
+from radixserve.attention.decode_groups import GroupFinder, RowGroup, SharingCost, find_groups
 
 
 def csr(tables: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -70,3 +70,33 @@ def test_the_crossover_is_bytes_against_launches() -> None:
     token_bytes = 8 * 128 * 2 * 2
     assert SharingCost().min_saved_bytes(has_graph=False) // token_bytes == 11718
     assert SharingCost().min_saved_bytes(has_graph=True) // token_bytes == 60546
+
+
+def test_step_after_step() -> None:
+    """Rows grow, leave, come, and have a page replaced: what is kept is true, what is new is seen within max_age steps."""
+    rng, finder = random.Random(2), GroupFinder(max_age=8)
+    tables = [[1, 2, 3, 4, 10 * row] for row in range(1, 5)]
+    new_page, num_kept = 1000, 0
+    for step in range(300):
+        change = rng.random()
+        if change < 0.03:
+            tables[rng.randrange(len(tables))] = [7, 8, 9, new_page] if step % 2 else [1, 2, 3, 4, 5, new_page]
+        elif change < 0.06 and len(tables) > 2:
+            tables.pop(rng.randrange(len(tables)))
+        elif change < 0.09 and len(tables) < 8:
+            tables.append([1, 2, 3, 4, new_page])
+        for row, table in enumerate(tables):
+            table.append(new_page + 1 + row)
+        new_page += 100
+        found = finder.find(*csr(tables), len(tables), 1)
+        for group in found:
+            assert len({tuple(tables[row][: group.num_pages]) for row in group.rows}) == 1
+            assert all(len(tables[row]) > group.num_pages for row in group.rows)
+        num_kept += found == groups(tables)
+    assert num_kept > 250
+    finder = GroupFinder(max_age=3)
+    tables = [[1, 2, 3], [1, 5, 6]]
+    assert finder.find(*csr(tables), 2, 1) == [RowGroup((0, 1), 1)]
+    tables = [[1, 2, 3, 4], [1, 2, 3, 5]]
+    seen = [finder.find(*csr(tables), 2, 1)[0].num_pages for _ in range(4)]
+    assert seen == [1, 1, 3, 3]

@@ -6,7 +6,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install serve test soak check bench gpu-compile compat clean
+.PHONY: help install serve test soak check bench compat clean
 
 help:
 	@echo "make serve    install, and serve the default model on 127.0.0.1:30000   (ARGS=\"--port 8000\")"
@@ -14,7 +14,6 @@ help:
 	@echo "make soak     64 clients against a tiny pool for ten minutes     (ARGS=\"--seconds 60\")"
 	@echo "make check    ruff and mypy"
 	@echo "make bench    re-use on against off, on this machine"
-	@echo "make gpu-compile  FlashInfer's modules with nvcc, and real plans over them, without a GPU: minutes"
 	@echo "make compat   other people's tools against a real server, each in an environment of its own: minutes, 8 GB on the first run"
 	@echo "make install  only $(VENV) and the package;  make clean removes what was made here"
 
@@ -51,9 +50,6 @@ check: install
 
 bench: install
 	$(VENV)/bin/python -m bench.compare $(ARGS)
-
-gpu-compile: install
-	$(VENV)/bin/python -m bench.gpu_compile --arch 8.0 9.0a --plan $(ARGS)
 
 compat: install
 	$(VENV)/bin/python -m tests.compat.run $(ARGS)

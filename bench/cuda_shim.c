@@ -1,7 +1,8 @@
 /* Stand-ins, for LD_PRELOAD, for the few CUDA runtime calls that FlashInfer's planner and launchers make: an H200's limits, copies by the CPU,
-   launches that are counted on standard error and go nowhere. Everything else stays in the real libcudart. */
+   launches that go nowhere and are printed with CUDA_SHIM_VERBOSE. Everything else stays in the real libcudart. */
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef int cudaError_t;
@@ -30,7 +31,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* num, con
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, int attribute, int value) { return 0; }
 cudaError_t cudaLaunchKernel(const void* kernel, Dim grid, Dim block, void** arguments, size_t shared, void* stream) {
-  fprintf(stderr, "launch grid %u %u %u block %u %u %u shared %zu\n", grid.x, grid.y, grid.z, block.x, block.y, block.z, shared);
+  if (getenv("CUDA_SHIM_VERBOSE")) fprintf(stderr, "launch grid %u %u %u block %u %u %u shared %zu\n", grid.x, grid.y, grid.z, block.x, block.y, block.z, shared);
   return 0;
 }
 cudaError_t cudaLaunchKernelExC(const LaunchConfig* config, const void* kernel, void** arguments) {

@@ -70,6 +70,7 @@ def make_attention_backend(name: str, pool: KVPool, num_heads: int, options: Opt
             reasons.append(error.message)
             continue
         if reasons:
-            logger.warning("attention runs on plain %s, several times slower than the best here: %s", backend.name, "; ".join(reasons))
+            plain = "plain torch" if candidate == "torch" else candidate
+            logger.warning("attention runs on %s, slower than the best for %s: %s", plain, pool.device.type, "; ".join(reasons))
         return backend
     raise AssertionError("torch makes a backend of any pool")

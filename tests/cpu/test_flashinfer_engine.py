@@ -17,6 +17,8 @@ from radixserve.attention.decode_groups import SharingCost
 from radixserve.engine import build, graphs
 from radixserve.engine.engine import Engine
 from radixserve.errors import ConfigError
+from radixserve.runner import model_runner
+from radixserve.runner.upload import Uploader
 from tests.support.engine_runs import Answer, make_request, run, tiny_engine
 from tests.support.flashinfer_reference import Reference
 from tests.support.recorded_graph import GraphRecorder
@@ -56,6 +58,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made.reference.on_kernel = made.recorder.kernel
     monkeypatch.setattr(registry, "why_not_flashinfer", lambda pool: None)
     monkeypatch.setattr(build, "graph_capture", lambda device: made.recorder)
+    monkeypatch.setattr(model_runner, "Uploader", partial(Uploader, is_packed=True))
     plain = graphs.attention_options
     monkeypatch.setattr(build, "attention_options", lambda config: {"cost": made.cost[0]} | plain(config))
     return made

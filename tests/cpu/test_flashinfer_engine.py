@@ -17,9 +17,11 @@ from radixserve.attention.decode_groups import SharingCost
 from radixserve.engine import build, graphs
 from radixserve.engine.engine import Engine
 from radixserve.errors import ConfigError
+from radixserve.models import decoder
 from radixserve.runner import model_runner
 from radixserve.runner.upload import Uploader
 from tests.support.engine_runs import Answer, make_request, run, tiny_engine
+from tests.support.flashinfer_ops import install_ops
 from tests.support.flashinfer_reference import Reference
 from tests.support.recorded_graph import GraphRecorder
 
@@ -116,6 +118,19 @@ def test_tokens_equal_the_torch_backends(
     assert (gpu.reference.num_merges > num_merges) == (cost is ALWAYS)
     num_replays = [graph.num_replays for graph in gpu.recorder.graphs]  # of 6, 4, 2, 1 rows
     assert len(num_replays) == 4 and (cost is ALWAYS or num_replays[0] > 0)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_with_flashinfers_norms_rotary_and_activation(gpu: Gpu, tiny_model: Tiny, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a decoder does on a GPU, inside of graphs and outside."""
+    prompts = make_prompts(10)
+    options = {"dtype": "float16", "chunked_prefill_size": 48, "max_running_requests": 6}
+    plain = greedy(gpu.engine(tiny_model(family, True), attention_backend="torch", **options), prompts)
+    ops = install_ops(monkeypatch)
+    monkeypatch.setattr(decoder, "choose_ops", lambda *where: ops)
+    answers = greedy(gpu.engine(tiny_model(family, True), **options), prompts)
+    assert assert_equal_where_decided(answers, plain, UNDECIDED["float16"]) > 0.7 * 10 * NUM_OUTPUT
+    assert gpu.recorder.graphs[0].num_replays > 0
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

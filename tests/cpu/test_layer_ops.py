@@ -4,7 +4,6 @@ One that is wrong or missing is replaced; a decoder with them says what one with
 
 import inspect
 import logging
-import types
 from pathlib import Path
 from typing import Any
 
@@ -14,58 +13,19 @@ import torch
 from radixserve.models import Decoder
 from radixserve.models.config import ModelConfig, load_model_config
 from radixserve.models.layers import RotaryTable
-from radixserve.models.ops import TORCH_OPS, LayerOps, checked_ops, choose_ops, flashinfer_ops
+from radixserve.models.ops import TORCH_OPS, LayerOps, checked_ops, choose_ops
 from radixserve.models.weights import load_decoder
 from tests.support.dense_attention import DenseAttention, single_sequence_batch
+from tests.support.flashinfer_ops import install_ops
 from tests.support.tiny_models import make_tiny_model
 
 flashinfer = pytest.importorskip("flashinfer", reason="flashinfer-python is not installed (make install does it)")
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 
 
-def _rmsnorm(out: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float, pdl: bool) -> None:
-    assert x.dim() in (2, 3) and weight.shape == x.shape[-1:] and x.stride(-1) == out.stride(-1) == weight.stride(-1) == 1
-    wide = x.double()
-    out.copy_(wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight.double())
-
-
-def _fused_add_rmsnorm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, pdl: bool) -> None:
-    assert x.dim() == residual.dim() == 2 and x.shape == residual.shape and x.dtype == residual.dtype == weight.dtype
-    residual.add_(x)
-    _rmsnorm(x, residual, weight, eps, pdl)
-
-
-def _silu_and_mul(out: torch.Tensor, x: torch.Tensor, pdl: bool) -> None:
-    assert x.is_contiguous() and out.is_contiguous()
-    gate, up = x.double().chunk(2, dim=-1)
-    out.copy_(gate * gate.sigmoid() * up)
-
-
-def _rope(
-    q: torch.Tensor, k: torch.Tensor, q_out: torch.Tensor, k_out: torch.Tensor, table: torch.Tensor, positions: torch.Tensor, inter: bool
-) -> None:
-    assert table.dtype == torch.float32 and table.is_contiguous() and positions.is_contiguous() and not inter
-    assert q.dim() == k.dim() == 3 and q.stride(-1) == k.stride(-1) == 1 and len(q) == len(k) == len(positions)
-    cos, sin = table[positions].double()[:, None].chunk(2, dim=-1)
-    for x, out in ((q, q_out), (k, k_out)):
-        first, second = x.double().chunk(2, dim=-1)
-        out.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
-
-
 @pytest.fixture
 def ops(monkeypatch: pytest.MonkeyPatch) -> LayerOps:
-    import flashinfer.activation
-    import flashinfer.norm
-    import flashinfer.rope
-
-    norm = types.SimpleNamespace(rmsnorm=_rmsnorm, fused_add_rmsnorm=_fused_add_rmsnorm)
-    monkeypatch.setattr(flashinfer.norm, "get_norm_module", lambda: norm)
-    monkeypatch.setattr(flashinfer.norm, "_use_cuda_norm", lambda device: True)
-    activation = types.SimpleNamespace(silu_and_mul=_silu_and_mul)
-    monkeypatch.setattr(flashinfer.activation, "get_act_and_mul_module", lambda name: activation)
-    rope = types.SimpleNamespace(apply_rope_pos_ids_cos_sin_cache=_rope)
-    monkeypatch.setattr(flashinfer.rope, "get_rope_module", lambda: rope)
-    return flashinfer_ops(flashinfer)
+    return install_ops(monkeypatch)
 
 
 @pytest.fixture(scope="module")

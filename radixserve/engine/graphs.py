@@ -78,6 +78,6 @@ def refuse_idle_flags(config: EngineConfig, attention_name: str) -> None:
     if attention_name == "flashinfer":
         return
     defaults = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
-    for name in ("disable_cascade_attention", "repeatable_attention"):
+    for name in ("cuda_graph_max_bs", "disable_cascade_attention", "repeatable_attention"):
         if getattr(config, name) != defaults[name]:
             raise ConfigError(f"--{name.replace('_', '-')}: expected --attention-backend flashinfer, got {attention_name}")

@@ -47,7 +47,7 @@ class Gpu:
     def engine(self, model_dir: Path, cost: SharingCost | None = NEVER, **options: object) -> Engine:
         self.cost[0] = cost
         defaults: dict[str, object] = {"attention_backend": "flashinfer", "linear_backend": "torch", "dtype": "bfloat16"}
-        engine = tiny_engine(model_dir, **(defaults | {"max_total_tokens": 1024, "cuda_graph_max_bs": 8} | options))
+        engine = tiny_engine(model_dir, **(defaults | {"max_total_tokens": 1024} | options))
         pool: Any = engine._scheduler.cache
         self.reference.freed_pages = pool._pool.free_ids
         return engine

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from radixserve.engine.gpu_memory import Reserve, estimate_reserve, gpu_pool_bytes
-from radixserve.engine.graphs import GraphPlan, plan_graphs
+from radixserve.engine.graphs import GraphPlan, attention_options, plan_graphs, refuse_idle_flags
 from radixserve.engine.llm import engine_config
 from radixserve.errors import ConfigError
 from radixserve.models.config import ModelConfig, parse_model_config
@@ -81,12 +81,17 @@ def test_which_graphs_are_planned() -> None:
     assert plan_graphs(config, capture) == GraphPlan([1, 2], (8 << 20) + 2)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("flag", ["disable_cascade_attention", "repeatable_attention"])
-def test_flags_of_another_backend_are_refused(flag: str) -> None:
-    from radixserve.engine.graphs import attention_options, refuse_idle_flags
-
-    config = engine_config(None, {flag: True})
+@pytest.mark.parametrize(
+    ("flag", "value", "options"),
+    [
+        ("cuda_graph_max_bs", 8, {}),
+        ("disable_cascade_attention", True, {"cost": None}),
+        ("repeatable_attention", True, {"fixed_split_pages": 2048}),
+    ],
+)
+def test_flags_of_another_backend_are_refused(flag: str, value: object, options: dict[str, object]) -> None:
+    config = engine_config(None, {flag: value})
     with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')}: expected --attention-backend flashinfer, got torch"):
         refuse_idle_flags(config, "torch")
     refuse_idle_flags(config, "flashinfer")
-    assert attention_options(config) == ({"cost": None} if flag.startswith("disable") else {"fixed_split_pages": 2048})
+    assert attention_options(config) == options

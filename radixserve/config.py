@@ -172,8 +172,8 @@ class EngineConfig(_Checked):
     )
     repeatable_attention: bool = option(
         False,
-        "cut long rows of keys at fixed places (flashinfer), so that a row's result depends less on the rows beside it: slower; equal "
-        "batches give equal bits, others may still differ",
+        "cut long rows of keys at fixed places and share no reads (flashinfer), so that a row's result depends less on the rows beside "
+        "it: slower; equal batches give equal bits, others may still differ",
     )
     linear_backend: str = option(
         "auto",

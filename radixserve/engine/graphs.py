@@ -66,6 +66,7 @@ def attention_options(config: EngineConfig) -> dict[str, object]:
     if config.disable_cascade_attention:
         options["cost"] = None
     if config.repeatable_attention:
+        options["cost"] = None  # when a group is found depends on earlier steps
         options["fixed_split_pages"] = max(1, FIXED_SPLIT_TOKENS // config.cache.page_size)
     return options
 

@@ -86,7 +86,7 @@ def test_which_graphs_are_planned() -> None:
     [
         ("cuda_graph_max_bs", 8, {}),
         ("disable_cascade_attention", True, {"cost": None}),
-        ("repeatable_attention", True, {"fixed_split_pages": 2048}),
+        ("repeatable_attention", True, {"cost": None, "fixed_split_pages": 2048}),
     ],
 )
 def test_flags_of_another_backend_are_refused(flag: str, value: object, options: dict[str, object]) -> None:

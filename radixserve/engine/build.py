@@ -12,8 +12,10 @@ from radixserve.attention.registry import make_attention_backend
 from radixserve.attention.timed import TimedAttention
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig
 from radixserve.engine.engine import Engine
+from radixserve.engine.gpu_memory import estimate_reserve, gpu_pool_bytes
+from radixserve.engine.graphs import GraphPlan, attention_options, capture_graphs, graph_capture, plan_graphs, refuse_idle_flags
 from radixserve.engine.info import EngineInfo
-from radixserve.engine.memory import free_bytes, has_native_bfloat16, pool_bytes
+from radixserve.engine.memory import cpu_pool_bytes, free_bytes, has_native_bfloat16
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool, PageTable, bytes_per_token
 from radixserve.models.config import ModelConfig, load_model_config
@@ -42,16 +44,20 @@ def build_engine(config: EngineConfig) -> Engine:
         seed=config.random_seed,
         linear_backend=config.linear_backend,
     )
-    num_pages = _num_pages(config, model_config, dtype, device, decoder.size_bytes)
+    capture = graph_capture(device)
+    graph_plan = plan_graphs(config, capture)
+    num_pages = _num_pages(config, model_config, dtype, device, decoder.size_bytes, graph_plan)
     context_length = config.context_length
     assert context_length is not None
     pool, page_table = _allocate(config, model_config, num_pages, dtype, device)
-    attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
+    attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, model_config.num_heads, attention_options(config))
+    refuse_idle_flags(config, attention.name)
+    graphs = capture_graphs(graph_plan, decoder, attention, page_table, capture)
     if config.deterministic:
         check_deterministic(config.device, attention.name, decoder.linear_backend)
     if config.profile_steps and device.type == "cpu" and not decoder.attends_natively(attention):
         attention = TimedAttention(attention)
-    runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids)
+    runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids, graphs)
     cache = _make_cache(config.cache, num_pages)
     scheduler = Scheduler(
         config.scheduler, cache, context_length, frozenset(model_config.eos_token_ids), _forced_retraction_interval(os.environ)
@@ -135,11 +141,19 @@ def _resolve_scheduler(config: EngineConfig, device: str) -> SchedulerConfig:
     return dataclasses.replace(scheduler, chunked_prefill_size=chunk, max_running_requests=rows)
 
 
-def _num_pages(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, weight_bytes: int) -> int:
+def _num_pages(
+    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, weight_bytes: int, graphs: GraphPlan
+) -> int:
     token_bytes = bytes_per_token(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
     num_tokens = config.cache.max_total_tokens
     if num_tokens is None:
-        num_bytes = pool_bytes(device, weight_bytes, config.cache.mem_fraction_static)
+        if device.type == "cpu":
+            num_bytes = cpu_pool_bytes()
+        else:
+            rows, chunk = config.scheduler.max_running_requests, config.scheduler.chunked_prefill_size
+            assert rows is not None and chunk is not None
+            reserve = estimate_reserve(model, dtype, chunk, rows, graphs.sizes, graphs.num_indices)
+            num_bytes = gpu_pool_bytes(*torch.cuda.mem_get_info(device), weight_bytes, reserve, config.cache.mem_fraction_static)
         num_tokens = num_bytes // token_bytes
         if num_tokens < config.cache.page_size:
             raise ConfigError(

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.batch import ForwardBatch
 from radixserve.models.config import ModelConfig
-from radixserve.models.layers import RotaryTable, apply_rotary, rms_norm
+from radixserve.models.layers import RotaryTable
+from radixserve.models.ops import Rotate, choose_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class Decoder:
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         self._rotary = RotaryTable(config, self.dtype, self.device)
+        self._ops = choose_ops(config, self._rotary, self.dtype, self.device)
 
     @property
     def size_bytes(self) -> int:
@@ -63,14 +65,15 @@ class Decoder:
         """[num_tokens, hidden_size] after the final norm. The caller has called attention.plan(batch)."""
         eps = self.config.rms_norm_eps
         hidden = F.embedding(batch.input_ids, self.weights.embedding)
-        cos, sin = self._rotary.at(batch.positions)
-        for index, layer in enumerate(self.weights.layers):
-            normed = rms_norm(hidden, layer.input_norm, eps)
-            hidden += self._attend(index, layer, normed, cos, sin, attention)  # in place: fresh memory costs more than the sum
-            normed = rms_norm(hidden, layer.post_attention_norm, eps)
-            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-            hidden += F.linear(F.silu(gate).mul_(up), layer.down)
-        return rms_norm(hidden, self.weights.final_norm, eps)
+        ops, layers = self._ops, self.weights.layers
+        rotate = ops.rotation(self._rotary, batch.positions)
+        normed = ops.rms_norm(hidden, layers[0].input_norm, eps)
+        for index, layer in enumerate(layers):
+            attended = self._attend(index, layer, normed, rotate, attention)
+            normed = ops.add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
+            next_norm = layers[index + 1].input_norm if index + 1 < len(layers) else self.weights.final_norm
+            normed = ops.add_rms_norm(F.linear(ops.silu_and_mul(F.linear(normed, layer.gate_up)), layer.down), hidden, next_norm, eps)
+        return normed
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [n, hidden_size] -> [n, vocab_size] float32."""
@@ -89,8 +92,7 @@ class Decoder:
         index: int,
         layer: LayerWeights,
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        rotate: Rotate,
         attention: AttentionBackend,
     ) -> torch.Tensor:
         config = self.config
@@ -99,7 +101,7 @@ class Decoder:
         heads = F.linear(hidden, layer.qkv, layer.qkv_bias).view(-1, num_rotated + config.num_kv_heads, config.head_dim)
         qk, v = heads[:, :num_rotated], heads[:, num_rotated:]
         if layer.qk_norm is not None:
-            qk = rms_norm(qk, layer.qk_norm, config.rms_norm_eps)
-        qk = apply_rotary(qk, cos, sin)
+            qk = self._ops.qk_norm(qk, layer.qk_norm, config.num_heads, config.rms_norm_eps)
+        qk = rotate(qk, config.num_heads)
         attended = attention.run(index, qk[:, : config.num_heads], qk[:, config.num_heads :], v)
         return F.linear(attended.reshape(-1, config.num_heads * config.head_dim), layer.output)

@@ -42,7 +42,7 @@ class RankGroup:
         self._group: _Collectives | None = None
 
     def connect(self, directory: Path) -> None:
-        """Meet the other ranks through a file in `directory`, which they and nobody else can write to. RankLostError if one does not come."""
+        """Meet the other ranks through a file in `directory`, private to them. RankLostError if one does not come."""
         try:
             store = FileStore(str(directory / "ranks"), self.size)
             store.set_timeout(CONNECT_TIMEOUT)

@@ -4,6 +4,7 @@
     o, down              by input columns: each rank's product is a part of the sum                           all-reduce
     embedding, head      by tokens, in equal parts, the last padded: what a rank does not have is 0           all-reduce; gather on rank 0
     norms                whole everywhere
+An all-reduce of the hidden states after each is all that the ranks exchange in a layer.
 """
 
 from dataclasses import replace

@@ -84,7 +84,7 @@ class RankGroup:
         return torch.cat(parts, dim=1) if parts else part
 
     def abort(self) -> None:
-        """From any thread: whoever waits in a collective of this rank waits no longer."""
+        """NCCL, from any thread: whoever waits in a collective of this rank waits no longer. gloo notices by itself that a process is gone."""
         if self._group is not None:
             with contextlib.suppress(RuntimeError):
                 self._group.abort()

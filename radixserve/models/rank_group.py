@@ -84,7 +84,7 @@ class RankGroup:
         return torch.cat(parts, dim=1) if parts else part
 
     def abort(self) -> None:
-        """NCCL, from any thread: whoever waits in a collective of this rank waits no longer. gloo notices by itself that a process is gone."""
+        """NCCL, from any thread: whoever waits in a collective of this rank waits no longer. gloo needs no such help."""
         if self._group is not None:
             with contextlib.suppress(RuntimeError):
                 self._group.abort()

@@ -146,6 +146,8 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
 def _resolve_ranks(config: EngineConfig, model: ModelConfig, device: str) -> EngineConfig:
     """The native products compute whole layers, with no place for an exchange between ranks: plain torch does it instead."""
     shard_config(model, config.tp_size)
+    if not torch.distributed.is_available():
+        raise ConfigError(f"--tp-size: expected 1 where torch is built without torch.distributed, got {config.tp_size}")
     if config.linear_backend == "native":
         raise ConfigError(f"--linear-backend native: expected --tp-size 1, got {config.tp_size}; use torch")
     if config.deterministic:

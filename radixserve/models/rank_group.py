@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore  # type: ignore[attr-defined]  # it is in the documentation, and not in the stubs' __all__
 
 # between two collectives lies at most a layer of a step; a rank that is gone is noticed at once, this is for one that hangs
 COLLECTIVE_TIMEOUT = timedelta(seconds=300)
@@ -26,8 +25,8 @@ class RankLostError(RuntimeError):
 class _Collectives(Protocol):
     """What torch's process groups have in common. The stubs leave these methods out of the backends, where they are."""
 
-    def allreduce(self, tensors: list[torch.Tensor]) -> dist.Work: ...
-    def gather(self, outputs: list[torch.Tensor], part: torch.Tensor, root: int) -> dist.Work: ...
+    def allreduce(self, tensors: list[torch.Tensor]) -> "dist.Work": ...
+    def gather(self, outputs: list[torch.Tensor], part: torch.Tensor, root: int) -> "dist.Work": ...
     def abort(self) -> None: ...
 
 
@@ -44,7 +43,7 @@ class RankGroup:
     def connect(self, directory: Path) -> None:
         """Meet the other ranks through a file in `directory`, private to them. RankLostError if one does not come."""
         try:
-            store = FileStore(str(directory / "ranks"), self.size)
+            store = dist.FileStore(str(directory / "ranks"), self.size)  # type: ignore[attr-defined]  # documented, and not in the stubs' __all__
             store.set_timeout(CONNECT_TIMEOUT)
             self._group = self._nccl(store) if self.device.type == "cuda" else self._gloo(store)
         except RuntimeError as error:

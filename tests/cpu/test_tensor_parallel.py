@@ -81,6 +81,15 @@ def test_the_default_model_on_three_ranks(default_model_dir: Path) -> None:
     assert engine.stats().cached_tokens_total >= 60 + 90 + 120
 
 
+def test_more_scored_tokens_than_have_logits_at_once(tiny_model: Tiny) -> None:
+    """Every rank takes part in each piece."""
+    request = make_request("scored", [7 * i % 384 for i in range(300)], **(GREEDY | {"max_tokens": 2, "prompt_logprobs": 1}))
+    answers = [run(tiny_engine(tiny_model("llama", True), tp_size=size, max_total_tokens=512), [request])["scored"] for size in (1, 2)]
+    alone, together = ([one.logprob for one in answer.prompt_logprobs] for answer in answers)
+    assert len(alone) == 299
+    assert together == pytest.approx(alone, abs=1e-3)
+
+
 def test_a_killed_rank_ends_a_step_and_an_idle_engine(tiny_model: Tiny) -> None:
     request = make_request("long", [5, 6, 7], **(GREEDY | {"max_tokens": 500}))
     for is_idle in (False, True):

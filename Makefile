@@ -27,9 +27,11 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not make $(VENV); on Debian: apt-get install python3-venv" >&2; exit 1; }
 
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing into $(VENV): minutes on the first run, 1.4 GB or more with torch"
+	@echo "installing into $(VENV): minutes on the first run, 2 GB or more with torch and flashinfer"
 	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test]' || \
 		{ echo "could not install: is the package index reachable? Options for pip go into PIP_ARGS" >&2; exit 1; }
+	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt --no-deps flashinfer-python || \
+		{ echo "could not install flashinfer-python, which tests of the GPU backend run on a CPU" >&2; exit 1; }
 	@touch $@
 
 serve: install

@@ -26,6 +26,7 @@ class ForwardBatch:
     seq_lens: torch.Tensor  # [num_rows] int32, device
     qo_indptr_host: torch.Tensor  # the same, on the host, for planners that read there
     kv_indptr_host: torch.Tensor
+    kv_indices_host: torch.Tensor
     kv_last_page_len_host: torch.Tensor
     seq_lens_host: torch.Tensor
     # [num_sampled_rows + num_targets] int64, device; indices into the tokens: the last of each sampled row, then every position whose
@@ -41,3 +42,28 @@ class ForwardBatch:
     @property
     def num_tokens(self) -> int:
         return self.input_ids.shape[0]
+
+
+def padding_batch(input_ids: torch.Tensor, num_decode_rows: int, page_size: int, positions: torch.Tensor | None = None) -> ForwardBatch:
+    """Rows of one token that read and write the first place of the padding page. input_ids, positions (default: zeros) [n] int64."""
+    n, device = input_ids.shape[0], input_ids.device
+    indptr, ones = torch.arange(n + 1, dtype=torch.int32), torch.ones(n, dtype=torch.int32)
+    pages = torch.zeros(n, dtype=torch.int32)
+    return ForwardBatch(
+        input_ids=input_ids,
+        positions=torch.zeros_like(input_ids) if positions is None else positions,
+        out_slots=torch.zeros_like(input_ids),
+        qo_indptr=indptr.to(device),
+        kv_indptr=indptr.to(device),
+        kv_indices=pages.to(device),
+        kv_last_page_len=ones.to(device),
+        seq_lens=ones.to(device),
+        qo_indptr_host=indptr,
+        kv_indptr_host=indptr,
+        kv_indices_host=pages,
+        kv_last_page_len_host=ones,
+        seq_lens_host=ones,
+        logits_indices=torch.arange(n, device=device),
+        num_decode_rows=num_decode_rows,
+        page_size=page_size,
+    )

@@ -13,8 +13,10 @@ from radixserve.attention.registry import make_attention_backend
 from radixserve.attention.timed import TimedAttention
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig
 from radixserve.engine.engine import Engine
+from radixserve.engine.gpu_memory import estimate_reserve, gpu_pool_bytes
+from radixserve.engine.graphs import GraphPlan, attention_options, capture_graphs, graph_capture, plan_graphs, refuse_idle_flags
 from radixserve.engine.info import EngineInfo
-from radixserve.engine.memory import free_bytes, has_native_bfloat16, pool_bytes
+from radixserve.engine.memory import cpu_pool_bytes, free_bytes, has_native_bfloat16
 from radixserve.engine.tp.lead import LeadRunner
 from radixserve.engine.tp.workers import Workers
 from radixserve.errors import ConfigError
@@ -55,21 +57,26 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
     device = rank_device(config, rank=0)
     group = RankGroup(0, config.tp_size, device) if workers else None
     decoder = load_rank(config, model_config, location.path, device, group)
-    num_pages = affordable_pages(config, model_config, decoder)
+    capture = graph_capture(device)
+    graph_plan = plan_graphs(config, capture)
+    num_pages = affordable_pages(config, model_config, decoder, graph_plan)
     if workers:
         num_pages = min(num_pages, workers.wait_loaded())
     pool, page_table = allocate(config, decoder.config, num_pages, decoder.dtype, device)
-    attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, decoder.config.num_heads)
+    num_heads, options = decoder.config.num_heads, attention_options(config)
+    attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, num_heads, options)
+    refuse_idle_flags(config, attention.name)
     if workers and group:
         workers.allocate(num_pages, attention.name)
         group.connect(workers.directory)
         if device.type == "cuda":  # gloo sees that a peer is gone; NCCL's kernels wait
             workers.on_death(group.abort)
+    graphs = capture_graphs(graph_plan, decoder, attention, page_table, capture)
     if config.deterministic:
         check_deterministic(config.device, attention.name, decoder.linear_backend)
     if config.profile_steps and device.type == "cpu" and not decoder.attends_natively(attention):
         attention = TimedAttention(attention)
-    runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids)
+    runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids, graphs)
     cache = _make_cache(config.cache, num_pages)
     assert config.context_length is not None
     scheduler = Scheduler(
@@ -144,7 +151,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
 
 
 def _resolve_ranks(config: EngineConfig, model: ModelConfig, device: str) -> EngineConfig:
-    """The native products compute whole layers, with no place for an exchange between ranks: plain torch does it instead."""
+    """What computes whole layers, or whole steps, in one piece has no place for an exchange between ranks: plain torch does it instead."""
     shard_config(model, config.tp_size)
     if not torch.distributed.is_available():
         raise ConfigError(f"--tp-size: expected 1 where torch is built without torch.distributed, got {config.tp_size}")
@@ -154,7 +161,9 @@ def _resolve_ranks(config: EngineConfig, model: ModelConfig, device: str) -> Eng
         raise ConfigError(f"--deterministic: expected --tp-size 1, got {config.tp_size}: sums over ranks round otherwise than one sum")
     if device == "cuda" and torch.cuda.device_count() < config.tp_size:
         raise ConfigError(f"--tp-size: expected at most {torch.cuda.device_count()}, the number of CUDA devices, got {config.tp_size}")
-    return dataclasses.replace(config, linear_backend="torch")
+    if device == "cuda" and not config.disable_cuda_graph:
+        logger.info("--tp-size %d: decode steps run without CUDA graphs", config.tp_size)
+    return dataclasses.replace(config, linear_backend="torch", disable_cuda_graph=True)
 
 
 def check_deterministic(device: str, attention: str, linear: str) -> None:
@@ -200,14 +209,20 @@ def _resolve_scheduler(config: EngineConfig, device: str) -> SchedulerConfig:
     return dataclasses.replace(scheduler, chunked_prefill_size=chunk, max_running_requests=rows)
 
 
-def affordable_pages(config: EngineConfig, model: ModelConfig, decoder: Decoder | PackedDecoder) -> int:
+def affordable_pages(config: EngineConfig, model: ModelConfig, decoder: Decoder | PackedDecoder, graphs: GraphPlan) -> int:
     """Pages of the pool. Ranks on a CPU have one memory between them: there a token's pages on all of them count."""
     device, weight_bytes = decoder.device, decoder.size_bytes
     part = model if device.type == "cpu" else decoder.config
     token_bytes = bytes_per_token(part.num_layers, part.num_kv_heads, part.head_dim, decoder.dtype)
     num_tokens = config.cache.max_total_tokens
     if num_tokens is None:
-        num_bytes = pool_bytes(device, weight_bytes, config.cache.mem_fraction_static)
+        if device.type == "cpu":
+            num_bytes = cpu_pool_bytes()
+        else:
+            rows, chunk = config.scheduler.max_running_requests, config.scheduler.chunked_prefill_size
+            assert rows is not None and chunk is not None
+            reserve = estimate_reserve(part, decoder.dtype, chunk, rows, graphs.sizes, graphs.num_indices)
+            num_bytes = gpu_pool_bytes(*torch.cuda.mem_get_info(device), weight_bytes, reserve, config.cache.mem_fraction_static)
         num_tokens = num_bytes // token_bytes
         if num_tokens < config.cache.page_size:
             raise ConfigError(

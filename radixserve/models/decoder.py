@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.batch import ForwardBatch
 from radixserve.models.config import ModelConfig
-from radixserve.models.layers import RotaryTable, apply_rotary, rms_norm
+from radixserve.models.layers import RotaryTable
+from radixserve.models.ops import Rotate, choose_ops
 from radixserve.models.rank_group import RankGroup
 
 
@@ -53,6 +54,7 @@ class Decoder:
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         self._rotary = RotaryTable(config, self.dtype, self.device)
+        self._ops = choose_ops(config, self._rotary, self.dtype, self.device)
 
     @property
     def size_bytes(self) -> int:
@@ -69,14 +71,16 @@ class Decoder:
         """[num_tokens, hidden_size] after the final norm. The caller has called attention.plan(batch)."""
         eps = self.config.rms_norm_eps
         hidden = self._embed(batch.input_ids)
-        cos, sin = self._rotary.at(batch.positions)
-        for index, layer in enumerate(self.weights.layers):
-            normed = rms_norm(hidden, layer.input_norm, eps)
-            hidden += self._attend(index, layer, normed, cos, sin, attention)  # in place: fresh memory costs more than the sum
-            normed = rms_norm(hidden, layer.post_attention_norm, eps)
-            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-            hidden += self._sum(F.linear(F.silu(gate).mul_(up), layer.down))
-        return rms_norm(hidden, self.weights.final_norm, eps)
+        ops, layers = self._ops, self.weights.layers
+        rotate = ops.rotation(self._rotary, batch.positions)
+        normed = ops.rms_norm(hidden, layers[0].input_norm, eps)
+        for index, layer in enumerate(layers):
+            attended = self._attend(index, layer, normed, rotate, attention)
+            normed = ops.add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
+            next_norm = layers[index + 1].input_norm if index + 1 < len(layers) else self.weights.final_norm
+            mlp = self._sum(F.linear(ops.silu_and_mul(F.linear(normed, layer.gate_up)), layer.down))
+            normed = ops.add_rms_norm(mlp, hidden, next_norm, eps)
+        return normed
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [n, hidden_size] -> [n, vocab_size] float32; on ranks other than 0 only a part comes back, of no use to anybody."""
@@ -111,8 +115,7 @@ class Decoder:
         index: int,
         layer: LayerWeights,
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        rotate: Rotate,
         attention: AttentionBackend,
     ) -> torch.Tensor:
         config = self.config
@@ -121,7 +124,7 @@ class Decoder:
         heads = F.linear(hidden, layer.qkv, layer.qkv_bias).view(-1, num_rotated + config.num_kv_heads, config.head_dim)
         qk, v = heads[:, :num_rotated], heads[:, num_rotated:]
         if layer.qk_norm is not None:
-            qk = rms_norm(qk, layer.qk_norm, config.rms_norm_eps)
-        qk = apply_rotary(qk, cos, sin)
+            qk = self._ops.qk_norm(qk, layer.qk_norm, config.num_heads, config.rms_norm_eps)
+        qk = rotate(qk, config.num_heads)
         attended = attention.run(index, qk[:, : config.num_heads], qk[:, config.num_heads :], v)
         return self._sum(F.linear(attended.reshape(-1, config.num_heads * config.head_dim), layer.output))

@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 from radixserve.attention.registry import make_attention_backend
 from radixserve.engine.build import affordable_pages, allocate, load_rank, rank_device
+from radixserve.engine.graphs import GraphPlan, attention_options
 from radixserve.engine.process import FAILED, end_without_parent
 from radixserve.engine.tp import messages
 from radixserve.errors import RadixServeError
@@ -20,6 +21,8 @@ from radixserve.models.rank_group import RankGroup, RankLostError
 from radixserve.runner.shard_runner import ShardRunner
 
 logger = logging.getLogger("radixserve.engine")
+
+NO_GRAPHS = GraphPlan([], 0)  # a graph's padding rows would meet other ranks' collectives
 
 
 def main() -> int:
@@ -53,12 +56,12 @@ def _follow(setup: messages.Setup, orders: BinaryIO, answers: BinaryIO) -> None:
     device = rank_device(config, setup.rank)
     group = RankGroup(setup.rank, config.tp_size, device)
     decoder = load_rank(config, model, path, device, group)
-    answers.write(messages.encode(messages.Loaded(affordable_pages(config, model, decoder))))
+    answers.write(messages.encode(messages.Loaded(affordable_pages(config, model, decoder, NO_GRAPHS))))
     order = messages.read_to_rank(orders)
     if not isinstance(order, messages.Allocate):
         return
     pool, page_table = allocate(config, decoder.config, order.num_pages, decoder.dtype, device)
-    attention = make_attention_backend(order.attention_backend, pool, decoder.config.num_heads)
+    attention = make_attention_backend(order.attention_backend, pool, decoder.config.num_heads, attention_options(config))
     answers.write(messages.encode(messages.Allocated()))
     group.connect(Path(setup.directory))
     runner = ShardRunner(decoder, pool, page_table, attention)

@@ -157,6 +157,12 @@ class EngineConfig(_Checked):
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     device: str = option("auto", "auto: cuda where there is one, else cpu", choices=("auto", "cpu", "cuda"))
+    tp_size: int = option(
+        1,
+        "tensor parallelism: split each layer over so many GPUs of this machine, or processes on a CPU; must divide the model's heads",
+        low=1,
+        high=64,
+    )
     context_length: int | None = option(None, "lower the context length of the model's config", low=2)
     attention_backend: str = option(
         "auto",

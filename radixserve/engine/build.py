@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
@@ -16,10 +17,16 @@ from radixserve.engine.gpu_memory import estimate_reserve, gpu_pool_bytes
 from radixserve.engine.graphs import GraphPlan, attention_options, capture_graphs, graph_capture, plan_graphs, refuse_idle_flags
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.memory import cpu_pool_bytes, free_bytes, has_native_bfloat16
+from radixserve.engine.tp.lead import LeadRunner
+from radixserve.engine.tp.workers import Workers
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool, PageTable, bytes_per_token
 from radixserve.models.config import ModelConfig, load_model_config
-from radixserve.models.location import resolve_model
+from radixserve.models.decoder import Decoder
+from radixserve.models.location import ModelLocation, resolve_model
+from radixserve.models.packed_decoder import PackedDecoder
+from radixserve.models.rank_group import RankGroup, RankLostError
+from radixserve.models.sharding import shard_config
 from radixserve.models.weights import load_decoder
 from radixserve.runner.model_runner import ModelRunner
 from radixserve.scheduler.scheduler import Scheduler
@@ -34,24 +41,36 @@ def build_engine(config: EngineConfig) -> Engine:
     location = resolve_model(config.model_path)
     model_config = load_model_config(location.path)
     config = resolve_config(config, model_config)
-    device, dtype = torch.device(config.device), getattr(torch, config.dtype)
-    decoder = load_decoder(
-        model_config,
-        location.path,
-        dtype=dtype,
-        device=device,
-        load_format=config.load_format,
-        seed=config.random_seed,
-        linear_backend=config.linear_backend,
-    )
+    if config.tp_size == 1:
+        return _build(config, location, model_config)
+    workers = Workers(config, str(location.path))
+    try:
+        return _build(config, location, model_config, workers)
+    except RankLostError as error:
+        raise workers.failure() from error
+    except BaseException:
+        workers.end()
+        raise
+
+
+def _build(config: EngineConfig, location: ModelLocation, model_config: ModelConfig, workers: Workers | None = None) -> Engine:
+    device = rank_device(config, rank=0)
+    group = RankGroup(0, config.tp_size, device) if workers else None
+    decoder = load_rank(config, model_config, location.path, device, group)
     capture = graph_capture(device)
     graph_plan = plan_graphs(config, capture)
-    num_pages = _num_pages(config, model_config, dtype, device, decoder.size_bytes, graph_plan)
-    context_length = config.context_length
-    assert context_length is not None
-    pool, page_table = _allocate(config, model_config, num_pages, dtype, device)
-    attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, model_config.num_heads, attention_options(config))
+    num_pages = affordable_pages(config, model_config, decoder, graph_plan)
+    if workers:
+        num_pages = min(num_pages, workers.wait_loaded())
+    pool, page_table = allocate(config, decoder.config, num_pages, decoder.dtype, device)
+    num_heads, options = decoder.config.num_heads, attention_options(config)
+    attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, num_heads, options)
     refuse_idle_flags(config, attention.name)
+    if workers and group:
+        workers.allocate(num_pages, attention.name)
+        group.connect(workers.directory)
+        if device.type == "cuda":  # gloo sees that a peer is gone; NCCL's kernels wait
+            workers.on_death(group.abort)
     graphs = capture_graphs(graph_plan, decoder, attention, page_table, capture)
     if config.deterministic:
         check_deterministic(config.device, attention.name, decoder.linear_backend)
@@ -59,12 +78,43 @@ def build_engine(config: EngineConfig) -> Engine:
         attention = TimedAttention(attention)
     runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids, graphs)
     cache = _make_cache(config.cache, num_pages)
+    assert config.context_length is not None
     scheduler = Scheduler(
-        config.scheduler, cache, context_length, frozenset(model_config.eos_token_ids), _forced_retraction_interval(os.environ)
+        config.scheduler, cache, config.context_length, frozenset(model_config.eos_token_ids), _forced_retraction_interval(os.environ)
     )
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name, decoder.linear_backend)
     logger.debug(_banner(info))
-    return Engine(config, info, scheduler, runner)
+    if workers is None:
+        return Engine(config, info, scheduler, runner)
+    return Engine(config, info, scheduler, LeadRunner(runner, workers, page_table.num_slots), check_ranks=workers.check)
+
+
+def rank_device(config: EngineConfig, rank: int) -> torch.device:
+    """Where a rank computes; there is one device per rank."""
+    if config.device != "cuda" or config.tp_size == 1:
+        return torch.device(config.device)
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def load_rank(
+    config: EngineConfig, model: ModelConfig, path: Path, device: torch.device, group: RankGroup | None
+) -> Decoder | PackedDecoder:
+    """The decoder of one rank, or of the only one: then `group` is None."""
+    if group is not None:
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, num_cores // group.size)))
+    return load_decoder(
+        model,
+        path,
+        dtype=getattr(torch, config.dtype),
+        device=device,
+        load_format=config.load_format,
+        seed=config.random_seed,
+        linear_backend=config.linear_backend,
+        group=group,
+    )
 
 
 def _make_cache(config: CacheConfig, num_pages: int) -> PageCache:
@@ -84,6 +134,8 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         raise ConfigError("--radix-eviction-policy: nothing is evicted with --disable-radix-cache")
     if device == "cpu" and config.cache.mem_fraction_static is not None:
         raise ConfigError("--mem-fraction-static is for a GPU; on a CPU give --max-total-tokens")
+    if config.tp_size > 1:
+        config = _resolve_ranks(config, model, device)
     if config.deterministic:
         check_deterministic(device, config.attention_backend, config.linear_backend)
     dtype = config.dtype
@@ -96,6 +148,22 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         context_length=_context_length(config, model),
         scheduler=_resolve_scheduler(config, device),
     )
+
+
+def _resolve_ranks(config: EngineConfig, model: ModelConfig, device: str) -> EngineConfig:
+    """What computes whole layers, or whole steps, in one piece has no place for an exchange between ranks: plain torch does it instead."""
+    shard_config(model, config.tp_size)
+    if not torch.distributed.is_available():
+        raise ConfigError(f"--tp-size: expected 1 where torch is built without torch.distributed, got {config.tp_size}")
+    if config.linear_backend == "native":
+        raise ConfigError(f"--linear-backend native: expected --tp-size 1, got {config.tp_size}; use torch")
+    if config.deterministic:
+        raise ConfigError(f"--deterministic: expected --tp-size 1, got {config.tp_size}: sums over ranks round otherwise than one sum")
+    if device == "cuda" and torch.cuda.device_count() < config.tp_size:
+        raise ConfigError(f"--tp-size: expected at most {torch.cuda.device_count()}, the number of CUDA devices, got {config.tp_size}")
+    if device == "cuda" and not config.disable_cuda_graph:
+        logger.info("--tp-size %d: decode steps run without CUDA graphs", config.tp_size)
+    return dataclasses.replace(config, linear_backend="torch", disable_cuda_graph=True)
 
 
 def check_deterministic(device: str, attention: str, linear: str) -> None:
@@ -141,10 +209,11 @@ def _resolve_scheduler(config: EngineConfig, device: str) -> SchedulerConfig:
     return dataclasses.replace(scheduler, chunked_prefill_size=chunk, max_running_requests=rows)
 
 
-def _num_pages(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, weight_bytes: int, graphs: GraphPlan
-) -> int:
-    token_bytes = bytes_per_token(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+def affordable_pages(config: EngineConfig, model: ModelConfig, decoder: Decoder | PackedDecoder, graphs: GraphPlan) -> int:
+    """Pages of the pool. Ranks on a CPU have one memory between them: there a token's pages on all of them count."""
+    device, weight_bytes = decoder.device, decoder.size_bytes
+    part = model if device.type == "cpu" else decoder.config
+    token_bytes = bytes_per_token(part.num_layers, part.num_kv_heads, part.head_dim, decoder.dtype)
     num_tokens = config.cache.max_total_tokens
     if num_tokens is None:
         if device.type == "cpu":
@@ -152,7 +221,7 @@ def _num_pages(
         else:
             rows, chunk = config.scheduler.max_running_requests, config.scheduler.chunked_prefill_size
             assert rows is not None and chunk is not None
-            reserve = estimate_reserve(model, dtype, chunk, rows, graphs.sizes, graphs.num_indices)
+            reserve = estimate_reserve(part, decoder.dtype, chunk, rows, graphs.sizes, graphs.num_indices)
             num_bytes = gpu_pool_bytes(*torch.cuda.mem_get_info(device), weight_bytes, reserve, config.cache.mem_fraction_static)
         num_tokens = num_bytes // token_bytes
         if num_tokens < config.cache.page_size:
@@ -170,9 +239,10 @@ def _num_pages(
     return num_tokens // config.cache.page_size
 
 
-def _allocate(
+def allocate(
     config: EngineConfig, model: ModelConfig, num_pages: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[KVPool, PageTable]:
+    """`model` is the rank's own part."""
     page_size, num_rows, context_length = config.cache.page_size, config.scheduler.max_running_requests, config.context_length
     assert context_length is not None and num_rows is not None
     try:
@@ -200,7 +270,7 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
         linear_backend=linear,
         context_length=config.context_length,
         max_total_tokens=pool.num_pages * pool.page_size,
-        pool_size_bytes=pool.size_bytes,
+        pool_size_bytes=pool.size_bytes * config.tp_size,
         page_size=pool.page_size,
         schedule_policy=config.scheduler.schedule_policy,
         vocab_size=model.vocab_size,
@@ -208,6 +278,7 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
         is_radix_cache_disabled=config.cache.disable_radix_cache,
         max_running_requests=config.scheduler.max_running_requests,
         chunked_prefill_size=config.scheduler.chunked_prefill_size,
+        tp_size=config.tp_size,
     )
 
 
@@ -218,5 +289,5 @@ def _banner(info: EngineInfo) -> str:
         f"max_total_num_tokens={info.max_total_tokens} ({info.pool_size_bytes / 2**30:.2f} GiB), page_size={info.page_size}, "
         f"radix_cache={'off' if info.is_radix_cache_disabled else 'on'}, schedule_policy={info.schedule_policy}, "
         f"chunked_prefill_size={info.chunked_prefill_size}, max_running_requests={info.max_running_requests}, "
-        f"context_len={info.context_length}"
+        f"context_len={info.context_length}, tp_size={info.tp_size}"
     )

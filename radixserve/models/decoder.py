@@ -13,6 +13,7 @@ from radixserve.attention.batch import ForwardBatch
 from radixserve.models.config import ModelConfig
 from radixserve.models.layers import RotaryTable
 from radixserve.models.ops import Rotate, choose_ops
+from radixserve.models.rank_group import RankGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,18 @@ class DecoderWeights:
 
 
 class Decoder:
-    """The model of one process. Immutable after loading; needs no autograd, so call it under torch.inference_mode()."""
+    """The model of one process. Immutable after loading; needs no autograd, so call it under torch.inference_mode().
+
+    With a group it is one rank's part (models/sharding.py): config and weights are that part's, and all ranks call forward and
+    compute_logits with the same rows.
+    """
 
     linear_backend = "torch"
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, group: RankGroup | None = None) -> None:
         self.config = config
         self.weights = weights
+        self._group = group
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         self._rotary = RotaryTable(config, self.dtype, self.device)
@@ -64,7 +70,7 @@ class Decoder:
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
         """[num_tokens, hidden_size] after the final norm. The caller has called attention.plan(batch)."""
         eps = self.config.rms_norm_eps
-        hidden = F.embedding(batch.input_ids, self.weights.embedding)
+        hidden = self._embed(batch.input_ids)
         ops, layers = self._ops, self.weights.layers
         rotate = ops.rotation(self._rotary, batch.positions)
         normed = ops.rms_norm(hidden, layers[0].input_norm, eps)
@@ -72,12 +78,16 @@ class Decoder:
             attended = self._attend(index, layer, normed, rotate, attention)
             normed = ops.add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
             next_norm = layers[index + 1].input_norm if index + 1 < len(layers) else self.weights.final_norm
-            normed = ops.add_rms_norm(F.linear(ops.silu_and_mul(F.linear(normed, layer.gate_up)), layer.down), hidden, next_norm, eps)
+            mlp = self._sum(F.linear(ops.silu_and_mul(F.linear(normed, layer.gate_up)), layer.down))
+            normed = ops.add_rms_norm(mlp, hidden, next_norm, eps)
         return normed
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [n, hidden_size] -> [n, vocab_size] float32."""
-        return F.linear(hidden, self.weights.lm_head).float()
+        """hidden [n, hidden_size] -> [n, vocab_size] float32; on ranks other than 0 only a part comes back, of no use to anybody."""
+        logits = F.linear(hidden, self.weights.lm_head)
+        if self._group is not None:
+            logits = self._group.gather(logits)[:, : self.config.vocab_size]
+        return logits.float()
 
     def seconds(self) -> tuple[float, float, float, float]:
         """Torch's operations are not timed one by one: see PackedDecoder.seconds."""
@@ -86,6 +96,19 @@ class Decoder:
     def attends_natively(self, attention: AttentionBackend) -> bool:
         """See PackedDecoder.attends_natively."""
         return False
+
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [n] int64 -> [n, hidden_size]"""
+        embedding = self.weights.embedding
+        if self._group is None:
+            return F.embedding(ids, embedding)
+        local = ids - self._group.rank * embedding.shape[0]
+        is_elsewhere = (local < 0) | (local >= embedding.shape[0])
+        hidden = F.embedding(local.masked_fill(is_elsewhere, 0), embedding)
+        return self._group.sum(hidden.masked_fill_(is_elsewhere[:, None], 0.0))
+
+    def _sum(self, part: torch.Tensor) -> torch.Tensor:
+        return part if self._group is None else self._group.sum(part)
 
     def _attend(
         self,
@@ -104,4 +127,4 @@ class Decoder:
             qk = self._ops.qk_norm(qk, layer.qk_norm, config.num_heads, config.rms_norm_eps)
         qk = rotate(qk, config.num_heads)
         attended = attention.run(index, qk[:, : config.num_heads], qk[:, config.num_heads :], v)
-        return F.linear(attended.reshape(-1, config.num_heads * config.head_dim), layer.output)
+        return self._sum(F.linear(attended.reshape(-1, config.num_heads * config.head_dim), layer.output))

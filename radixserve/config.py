@@ -159,7 +159,9 @@ class EngineConfig(_Checked):
     device: str = option("auto", "auto: cuda where there is one, else cpu", choices=("auto", "cpu", "cuda"))
     context_length: int | None = option(None, "lower the context length of the model's config", low=2)
     attention_backend: str = option(
-        "auto", "attention kernels; auto: cpu on a CPU where its kernel can be built, else torch", choices=("auto", "torch", "cpu")
+        "auto",
+        "attention kernels; auto: triton on a GPU where it is installed, cpu on a CPU where its kernel can be built, else torch",
+        choices=("auto", "torch", "cpu", "triton"),
     )
     linear_backend: str = option(
         "auto",

@@ -6,6 +6,9 @@ and has written are read: a masked lane loads 0, so that NaN in a freed page nev
 
 import triton
 import triton.language as tl
+from triton import knobs
+
+IS_INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
 @triton.jit
@@ -32,6 +35,15 @@ def write_kernel(
     to = place * (NUM_KV_HEADS * HEAD_DIM) + i
     tl.store(k_pool + to, tl.load(k + token * k_token_stride + head * k_head_stride + d, mask=mask), mask=mask)
     tl.store(v_pool + to, tl.load(v + token * v_token_stride + head * v_head_stride + d, mask=mask), mask=mask)
+
+
+@triton.jit
+def _dot(a, b, acc):
+    """acc + a @ b, products and sums in float32."""
+    if IS_INTERPRETED:
+        # Triton 3.7's interpreter would multiply the bit patterns of bfloat16
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit
@@ -66,7 +78,7 @@ def _attend_block(
     if IS_MASKED:
         mask = mask & in_range[:, None]
     keys = tl.load(k_pool + offsets, mask=mask, other=0.0)
-    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale_log2
+    scores = _dot(q, tl.trans(keys), tl.zeros([q.shape[0], BLOCK_N], tl.float32)) * scale_log2
     if IS_MASKED:
         scores = tl.where(in_range[None, :] & (n[None, :] <= position[:, None]), scores, float("-inf"))
     new_highest = tl.maximum(highest, tl.max(scores, 1))
@@ -76,7 +88,7 @@ def _attend_block(
     fade = tl.exp2(highest - shift)
     total = total * fade + tl.sum(weights, 1)
     values = tl.load(v_pool + offsets, mask=mask, other=0.0)
-    acc = tl.dot(weights.to(values.dtype), values, acc * fade[:, None], input_precision="ieee")
+    acc = _dot(weights.to(values.dtype), values, acc * fade[:, None])
     return acc, total, new_highest
 
 

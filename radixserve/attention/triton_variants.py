@@ -1,4 +1,4 @@
-"""Which variants of the Triton kernels a pool needs: compile-time constants and tiles. No Triton here; backend and compile tests share it."""
+"""Which variants of the Triton kernels a pool needs: compile-time constants and tiles, for the backend and for who compiles them."""
 
 from dataclasses import dataclass
 

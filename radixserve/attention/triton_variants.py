@@ -34,18 +34,18 @@ class Variant:
         """For decode rows and rows of a few tokens: little to compute, much to read."""
         block_m = max(16, next_power_of_2(self.group_size))
         if self.dtype == torch.float32:
-            return Tile(block_m, 16 if self.head_dim > 128 else 32, 4, 2)
+            return Tile(block_m, 32 if self.head_dim <= 64 else 16, 4, 2)
         return Tile(block_m, 32 if self.head_dim > 128 else 64, 4, 3)
 
     @property
     def wide(self) -> Tile:
-        """Sizes at which nothing spills on sm_80 and sm_90 (tests/cpu/test_triton_codegen.py); their speed was never measured on a GPU."""
+        """For prompt chunks. Sizes at which nothing spills (tests/cpu/test_triton_codegen.py); their speed was never measured on a GPU."""
         at_least = next_power_of_2(self.group_size)
         if self.dtype == torch.float32:  # no tensor cores: tiles are registers of plain multiply-adds
-            return Tile(max(32, at_least), 16 if self.head_dim > 128 else 32, 4, 2)
+            return Tile(max(32, at_least), 32 if self.head_dim <= 64 else 16, 8, 2)
         if self.head_dim > 128:
-            return Tile(max(64, at_least), 32, 4, 2)
-        return Tile(128, 64, 4 if self.head_dim <= 64 else 8, 2)
+            return Tile(max(64, at_least), 32, 8, 2)
+        return Tile(128, 64, 8, 2) if self.head_dim <= 64 else Tile(128, 32, 8, 3)
 
     @property
     def write_constants(self) -> dict[str, int]:

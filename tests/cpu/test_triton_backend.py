@@ -54,15 +54,14 @@ def assert_is_dense(case: Case, out: torch.Tensor) -> None:
     torch.testing.assert_close(out.double(), dense(case), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("page_size", [1, 3, 16, 64])
-@pytest.mark.parametrize("heads", [(2, 2), (6, 2), (8, 1)], ids=str)
+@pytest.mark.parametrize(("page_size", "heads"), [(1, (2, 2)), (1, (6, 2)), (3, (8, 1)), (16, (6, 2)), (64, (8, 1))])
 def test_mixed_steps(page_size: int, heads: tuple[int, int]) -> None:
     case = make_case(DECODE[2:] + EXTEND, page_size, *heads, device=DEVICE)
     assert_is_dense(case, attend(case))
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 128, 256])
 def test_head_dims_and_dtypes(head_dim: int, dtype: torch.dtype) -> None:
     case = make_case([(65, 1, True), (20, 1, True), (70, 8, False)], 16, 6, 2, dtype, head_dim, DEVICE)
     assert_is_dense(case, attend(case))
@@ -125,7 +124,7 @@ def test_views_of_a_fused_projection_are_accepted() -> None:
 def test_an_engine_says_what_it_says_with_plain_torch(tiny_model: Callable[[str, bool], Path], page_size: int) -> None:
     """Shared prefixes, chunks and decode in one step, a tree that is hit; NaN would show in the log-probabilities."""
     prefix = [5 + i * 7 % 300 for i in range(40)]
-    prompts = [[*prefix, 10 + i, 20 + i] for i in range(3)] + [list(range(30, 51)), prefix[:33]]
+    prompts = [[*prefix, 10 + i, 20 + i] for i in range(2)] + [list(range(30, 51)), prefix[:33]]
     answers = {}
     for name in ("torch", "triton"):
         options = {
@@ -137,9 +136,9 @@ def test_an_engine_says_what_it_says_with_plain_torch(tiny_model: Callable[[str,
         }
         engine = tiny_engine(tiny_model("llama", True), max_total_tokens=1024, **options)
         assert engine.info.attention_backend == name
-        requests = [make_request(f"r{i}", prompt, temperature=0, max_tokens=6, logprobs=2) for i, prompt in enumerate(prompts)]
+        requests = [make_request(f"r{i}", prompt, temperature=0, max_tokens=4, logprobs=2) for i, prompt in enumerate(prompts)]
         answers[name] = run(engine, requests)
-        again = run(engine, [make_request("again", prompts[0], temperature=0, max_tokens=6, logprobs=2)])["again"]
+        again = run(engine, [make_request("again", prompts[0], temperature=0, max_tokens=4, logprobs=2)])["again"]
         assert again.final is not None and again.final.num_cached_tokens >= 32
         assert is_equal_up_to_a_near_tie(again, answers[name]["r0"])
     for name, calm in answers["torch"].items():

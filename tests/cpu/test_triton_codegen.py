@@ -14,8 +14,8 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton has wheels for Linux only")
 ROOT = Path(__file__).resolve().parent.parent.parent
-# the rest of tests/support/triton_codegen.py's shapes would take a minute more, and are for who changes a tile
-SHAPES = ("d64", "d80", "d128", "d128-page1", "d256", "d128-fp16", "d64-fp32")
+# the rest of tests/support/triton_codegen.py's shapes take as long again, and are for who changes a tile
+SHAPES = ("d64", "d80-fp16", "d128-page1", "d256", "d64-fp32")
 # bytes that a block may have: the smallest of the family (8.6 and 8.9, which run code for 8.0), and 9.0
 SHARED_BYTES = {80: 99 << 10, 90: 227 << 10}
 
@@ -53,4 +53,4 @@ def test_halves_are_multiplied_by_matrix_instructions(codes: list[dict[str, Any]
         assert instructions and all(one.startswith(family) and kind in one for one in instructions), code
         assert code["async_copies"], code  # keys are on their way while others are worked on
         seen += 1
-    assert seen == 24
+    assert seen == 16

@@ -30,12 +30,11 @@ WRITE_STRIDES = ("k_token_stride", "k_head_stride", "v_token_stride", "v_head_st
 # (name, variant); SmolLM2-135M, Llama-3.1-8B, Qwen3-0.6B, Gemma-like, and head_dims that are no power of 2
 SHAPES = {
     "d64": Variant(3, 3, 64, 16, torch.bfloat16),
-    "d80": Variant(32, 1, 80, 16, torch.bfloat16),
+    "d80-fp16": Variant(32, 1, 80, 16, torch.float16),
     "d96": Variant(32, 1, 96, 16, torch.bfloat16),
     "d128": Variant(8, 4, 128, 16, torch.bfloat16),
     "d128-page1": Variant(4, 7, 128, 1, torch.bfloat16),
     "d256": Variant(4, 2, 256, 16, torch.bfloat16),
-    "d128-fp16": Variant(8, 4, 128, 16, torch.float16),
     "d64-fp32": Variant(3, 3, 64, 16, torch.float32),
     "d128-fp32": Variant(8, 4, 128, 16, torch.float32),
     "d256-fp32": Variant(4, 2, 256, 16, torch.float32),

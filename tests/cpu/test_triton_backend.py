@@ -18,7 +18,7 @@ from radixserve.kv import KVPool
 from tests.support.engine_runs import is_equal_up_to_a_near_tie, make_request, run, tiny_engine
 from tests.support.paged_cases import MIXED, ROWS, Case, dense, make_case
 
-pytest.importorskip("triton", reason="Triton has wheels for Linux only")
+pytest.importorskip("triton", reason="Triton is not installed: it has wheels for Linux only")
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if IS_INTERPRETED else "cuda"
 pytestmark = pytest.mark.skipif(not IS_INTERPRETED and not torch.cuda.is_available(), reason="neither the interpreter nor a GPU")

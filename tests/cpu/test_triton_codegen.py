@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("triton", reason="Triton has wheels for Linux only")
+pytest.importorskip("triton", reason="Triton is not installed: it has wheels for Linux only")
 ROOT = Path(__file__).resolve().parent.parent.parent
 # the rest of tests/support/triton_codegen.py's shapes take as long again, and are for who changes a tile
 SHAPES = ("d64", "d80-fp16", "d128-page1", "d256", "d64-fp32")

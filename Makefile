@@ -15,7 +15,7 @@ help:
 	@echo "make check    ruff and mypy"
 	@echo "make bench    re-use on against off, on this machine"
 	@echo "make compat   other people's tools against a real server, each in an environment of its own: minutes, 8 GB on the first run"
-	@echo "make gpu-compile  FlashInfer's kernels through nvcc, no GPU needed: 170 MB to fetch, a quarter of an hour on two cores"
+	@echo "make gpu-compile  FlashInfer's kernels through nvcc, no GPU needed: 170 MB to fetch, nine minutes of CPU"
 	@echo "make install  only $(VENV) and the package;  make clean removes what was made here"
 
 install: $(STAMP)

@@ -166,8 +166,8 @@ class EngineConfig(_Checked):
     context_length: int | None = option(None, "lower the context length of the model's config", low=2)
     attention_backend: str = option(
         "auto",
-        "attention kernels; auto: flashinfer on an NVIDIA GPU, cpu on a CPU, where they can be had, else torch",
-        choices=("auto", "flashinfer", "torch", "cpu"),
+        "attention kernels; auto: flashinfer, else triton, on an NVIDIA GPU, and cpu on a CPU, where they can be had, else torch",
+        choices=("auto", "flashinfer", "triton", "torch", "cpu"),
     )
     cuda_graph_max_bs: int = option(
         64, "decode steps of up to so many rows run as CUDA graphs, captured at start (with flashinfer)", low=1, high=512

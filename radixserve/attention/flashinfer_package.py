@@ -44,13 +44,3 @@ def load_flashinfer() -> Any:
             f"--attention-backend flashinfer: the package does not import ({type(error).__name__}: {error}); {INSTALL}, "
             "or use --attention-backend torch, which is slower"
         ) from error
-
-
-def broken_sentence(error: Exception) -> str:
-    """Why its kernels do not run here, in one line; the error's own lines are in the traceback."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    what = f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
-    return (
-        f"its kernels cannot be compiled or run here ({what}); they need nvcc, a C++ compiler and ninja; "
-        "or use --attention-backend torch, which is slower"
-    )

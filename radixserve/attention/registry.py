@@ -7,15 +7,17 @@ from typing import Any
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.cpu_backend import DTYPES, CpuBackend
 from radixserve.attention.flashinfer_backend import FlashInferBackend
-from radixserve.attention.flashinfer_package import broken_sentence
 from radixserve.attention.flashinfer_package import why_not as why_not_flashinfer
 from radixserve.attention.torch_backend import TorchBackend
+from radixserve.attention.triton_backend import TritonBackend
+from radixserve.attention.triton_backend import reason_against as why_not_triton
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool
 from radixserve.native import KernelBuildError
 
 logger = logging.getLogger(__name__)
 Options = Mapping[str, Any]  # keywords of a backend's own; each takes what it knows
+_INSTEAD = "or use --attention-backend torch, which is slower"
 
 
 def _torch(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
@@ -28,28 +30,43 @@ def _cpu(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
     try:
         return CpuBackend(pool, num_heads)
     except KernelBuildError as error:
-        raise ConfigError(f"--attention-backend cpu: {error}; or use --attention-backend torch, which is slower") from error
+        raise ConfigError(f"--attention-backend cpu: {error}; {_INSTEAD}") from error
 
 
 def _flashinfer(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
     if reason := why_not_flashinfer(pool):
-        raise ConfigError(f"--attention-backend flashinfer: {reason}; or use --attention-backend torch, which is slower")
+        raise ConfigError(f"--attention-backend flashinfer: {reason}; {_INSTEAD}")
     known = {name: value for name, value in options.items() if name in ("cost", "fixed_split_pages")}
-    backend = FlashInferBackend(pool, num_heads, **known)
+    return _warmed_up(FlashInferBackend(pool, num_heads, **known), "nvcc, a C++ compiler and ninja")
+
+
+def _triton(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
+    if reason := why_not_triton(pool, num_heads):
+        raise ConfigError(f"--attention-backend triton: {reason}; {_INSTEAD}")
+    return _warmed_up(TritonBackend(pool, num_heads), "a C compiler, and the Triton that its torch asks for")
+
+
+def _warmed_up(backend: FlashInferBackend | TritonBackend, needs: str) -> AttentionBackend:
+    """ConfigError, in one line, where its kernels do not compile or run; the error's own lines are in the traceback."""
     try:
         backend.warm_up()
     except Exception as error:  # whatever a compiler, a loader or a driver says
-        raise ConfigError(f"--attention-backend flashinfer: {broken_sentence(error)}") from error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        what = f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
+        raise ConfigError(
+            f"--attention-backend {backend.name}: its kernels cannot be compiled or run here ({what}); they need {needs}; {_INSTEAD}"
+        ) from error
     return backend
 
 
 _MAKERS: dict[str, Callable[[KVPool, int, Options], AttentionBackend]] = {
     "flashinfer": _flashinfer,
+    "triton": _triton,
     "torch": _torch,
     "cpu": _cpu,
 }
 # what "auto" tries, by the pool's device; torch does everything, so it ends each list
-_ORDER = {"cuda": ("flashinfer", "torch"), "cpu": ("cpu", "torch")}
+_ORDER = {"cuda": ("flashinfer", "triton", "torch"), "cpu": ("cpu", "torch")}
 NAMES = ("auto", *_MAKERS)
 
 

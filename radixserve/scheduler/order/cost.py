@@ -15,9 +15,9 @@ from radixserve.scheduler.state import RequestState
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """From figures of the default model in bench/LOG.md (2026-11-30, 2 cores, native kernels): a and b solve the cold times to first token of
-    1,024 and 2,048 tokens (0.710 and 1.639 s; they give 4.15 s for 4,096, measured 4.45), c is what a row of 512 tokens of context adds to a
-    decode step (0.218 ms, and 1.56 us for each token of context). Only ratios matter to the order."""
+    """From figures of the default model in bench/LOG.md (2026-11-30, 2 cores, native kernels): a and b solve the cold times to first token
+    of 1,024 and 2,048 tokens (0.710 and 1.639 s; they give 4.15 s for 4,096, measured 4.45), c is what a row of 512 tokens of context adds
+    to a decode step (0.218 ms, and 1.56 us for each token of context). Only ratios matter to the order."""
 
     prefill_s_per_token: float = 5.86e-4
     prefill_s_per_token2: float = 1.05e-7

@@ -6,7 +6,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install serve test soak check bench compat gpu-compile clean
+.PHONY: help install serve test soak check bench compat gpu-compile gpu-plan clean
 
 help:
 	@echo "make serve    install, and serve the default model on 127.0.0.1:30000   (ARGS=\"--port 8000\")"
@@ -16,6 +16,7 @@ help:
 	@echo "make bench    re-use on against off, on this machine"
 	@echo "make compat   other people's tools against a real server, each in an environment of its own: minutes, 8 GB on the first run"
 	@echo "make gpu-compile  FlashInfer's kernels through nvcc, no GPU needed: 170 MB to fetch, nine minutes of CPU"
+	@echo "make gpu-plan     FlashInfer's planner, so compiled, plans the backend's steps"
 	@echo "make install  only $(VENV) and the package;  make clean removes what was made here"
 
 install: $(STAMP)
@@ -56,8 +57,8 @@ compat: install
 	$(VENV)/bin/python -m tests.compat.run $(ARGS)
 
 GPU_COMPILE := bench/out/gpu-compile
-# versions that belong together; --no-deps: FlashInfer's own list is several GB, and these are what importing and building need
-GPU_COMPILE_WHEELS := flashinfer-python==0.7.2.post1 apache-tvm-ffi requests urllib3 idna certifi charset-normalizer nvidia-ml-py ninja \
+# FlashInfer and what importing it needs are in $(VENV); versions that belong together, none of their dependencies
+GPU_COMPILE_WHEELS := ninja \
 	'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'
 
 $(GPU_COMPILE)/site/.installed: Makefile | install
@@ -65,8 +66,13 @@ $(GPU_COMPILE)/site/.installed: Makefile | install
 	$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps --no-compile --target $(GPU_COMPILE)/site $(GPU_COMPILE_WHEELS)
 	@touch $@
 
+GPU_COMPILE_PYTHON := PYTHONPATH=$(CURDIR)/$(GPU_COMPILE)/site PATH="$(CURDIR)/$(GPU_COMPILE)/site/bin:$$PATH" $(VENV)/bin/python
+
 gpu-compile: $(GPU_COMPILE)/site/.installed
-	PYTHONPATH=$(CURDIR)/$(GPU_COMPILE)/site PATH="$(CURDIR)/$(GPU_COMPILE)/site/bin:$$PATH" $(VENV)/bin/python -m bench.gpu_compile $(ARGS)
+	$(GPU_COMPILE_PYTHON) -m bench.gpu_compile $(ARGS)
+
+gpu-plan: $(GPU_COMPILE)/site/.installed
+	$(GPU_COMPILE_PYTHON) -m bench.gpu_plan $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-compat build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,10 +1,11 @@
-"""Is the FlashInfer path right on this GPU, and how fast? bench/gpu_check.sh is the command; --cpu is its dry run.
+"""Are the FlashInfer and Triton paths right on this GPU, and how fast? bench/gpu_check.sh is the command; --cpu is its dry run.
 
 Order: what is here, compile, right or wrong (kernels, then engines), timings from the most telling on. Results come as JSON lines, a table
 ends it, and the exit code is 1 for a wrong result, 0 for anything else, whatever was slow, skipped or not measured.
 """
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -13,10 +14,11 @@ from typing import Any
 
 import torch
 
-from bench.gpu_correctness import check_backend, check_engine, check_graph
+from bench.gpu_compile import attention_modules
+from bench.gpu_correctness import TRITON, check_backend, check_engine, check_graph, check_triton
 from bench.gpu_report import Report
 from bench.gpu_shapes import LARGE, SMALL, Shape, shrunk
-from bench.gpu_timing import Limits, measure_limits, time_attention, time_engine
+from bench.gpu_timing import Limits, measure_limits, time_attention, time_engine, time_triton
 from radixserve.attention.flashinfer_package import load_flashinfer
 from radixserve.models.config import parse_model_config
 from radixserve.models.layers import RotaryTable
@@ -39,12 +41,10 @@ def check_environment(report: Report, device: torch.device) -> None:
 
 def compile_kernels(report: Report) -> None:
     """All attention modules in one ninja run; without it each is compiled when first planned, one after the other."""
-    from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module
     from flashinfer.jit.core import build_jit_specs
 
-    start, half = time.monotonic(), torch.bfloat16
-    dims = sorted({head_dim for _, _, head_dim in HEADS})
-    specs = [_gen_batch_prefill_primary_module("fa2", half, half, half, torch.int32, d, d, 0, False, False, False) for d in dims]
+    start = time.monotonic()
+    specs = attention_modules(sorted({head_dim for _, _, head_dim in HEADS}))
     build_jit_specs(specs, verbose=False)
     report.say("compile", modules=len(specs), seconds=time.monotonic() - start)
 
@@ -68,6 +68,10 @@ def checks(device: torch.device, small: Shape, large: Shape, capture: Capture | 
     made.append(("layer ops", partial(check_layer_ops, shape=small, device=device), True))
     made.append((f"engine {small.name}", partial(check_engine, shape=small, device=device), True))
     made.append((f"engine {large.name}", partial(check_engine, shape=large, device=device), True))
+    for heads in HEADS:
+        for page_size in PAGE_SIZES:
+            made.append((f"triton {heads} {page_size}", partial(check_triton, heads=heads, page_size=page_size, device=device), True))
+    made.append((f"engine {small.name}, triton", partial(check_engine, shape=small, device=device, dresses=TRITON), True))
     return made
 
 
@@ -85,6 +89,8 @@ def timings(
     for heads in reversed(HEADS):
         for page_size in PAGE_SIZES:
             made.append((f"time {heads} {page_size}", partial(_attention_times, heads, page_size, device, limits, capture)))
+    for heads in reversed(HEADS):
+        made.append((f"time triton {heads}", partial(time_triton, heads=heads, page_size=16, device=device, limits=limits)))
     return made
 
 
@@ -95,7 +101,9 @@ def _attention_times(
 
 
 def stand_in_for_a_gpu() -> Capture:
-    """FlashInfer's wrappers over tests/support's checking reference, for the whole process; recorded graphs."""
+    """FlashInfer's wrappers over tests/support's checking reference, for the whole process; recorded graphs; Triton's interpreter."""
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which nobody has done yet
+    assert "triton" not in sys.modules, "Triton was imported before it was told to interpret"
     import pytest
 
     from radixserve.attention import registry
@@ -113,7 +121,11 @@ def stand_in_for_a_gpu() -> Capture:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_check", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--cpu", action="store_true", help="dry run: small shapes on the CPU, the kernels replaced by a reference")
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="dry run: small shapes on the CPU, FlashInfer's kernels replaced by a reference, Triton's interpreted",
+    )
     parser.add_argument("--budget-s", type=float, default=420.0, help="begin no check after so many seconds (default: 420)")
     parser.add_argument("--only", choices=("right", "time"), help="one half of it")
     args = parser.parse_args()

@@ -14,8 +14,11 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+OUT = Path(__file__).parent / "out" / "gpu-compile"
 ARCHITECTURES = ("8.0", "9.0a")
 HEAD_DIMS = (64, 128)
 
@@ -44,17 +47,21 @@ def link_folder(home: Path, out: Path) -> Path:
     return folder
 
 
-def build(head_dims: list[int]) -> None:
-    """In a process whose environment names the architecture: one JSON line per module."""
+def attention_modules(head_dims: Sequence[int]) -> list[Any]:
+    """FlashInfer's JitSpecs of FA2 prefill, which decode rows on tensor cores take too: all that FlashInferBackend's wrappers load."""
     import torch
     from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module
+
+    half = torch.bfloat16
+    # q, kv and out in half, int32 indices; no rotary, window, soft cap or half-precision products
+    return [_gen_batch_prefill_primary_module("fa2", half, half, half, torch.int32, d, d, 0, False, False, False) for d in head_dims]
+
+
+def build(head_dims: list[int]) -> None:
+    """In a process whose environment names the architecture: one JSON line per module."""
     from flashinfer.jit.cascade import gen_cascade_module
 
-    bf16 = torch.bfloat16
-    specs = [gen_cascade_module()]
-    # what the wrappers load: q, kv and out in bf16, int32 indices, no rotary, window, soft cap or half-precision products
-    specs += [_gen_batch_prefill_primary_module("fa2", bf16, bf16, bf16, torch.int32, d, d, 0, False, False, False) for d in head_dims]
-    for spec in specs:
+    for spec in [gen_cascade_module(), *attention_modules(head_dims)]:
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         spec.build()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -75,7 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--arch", action="append", help=f"compute capability, may be repeated (default: {', '.join(ARCHITECTURES)})")
     parser.add_argument("--head-dim", action="append", type=int, help=f"may be repeated (default: {', '.join(map(str, HEAD_DIMS))})")
-    parser.add_argument("--out", type=Path, default=Path("bench/out/gpu-compile"), help="where FlashInfer's cache of libraries goes")
+    parser.add_argument("--out", type=Path, default=OUT, help="where FlashInfer's cache of libraries goes")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="nvcc processes at once, half a GB each")
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -83,19 +90,27 @@ def main() -> int:
     if arguments.in_this_process:
         build(head_dims)
         return 0
-    out, home = arguments.out.resolve(), cuda_home()
-    common = {
+    # libraries of an earlier call count as built: ninja compiles what is missing
+    runs = [compile_for(arch, head_dims, arguments.out.resolve(), arguments.jobs) for arch in arguments.arch or ARCHITECTURES]
+    return 1 if any(runs) else 0
+
+
+def compile_for(arch: str, head_dims: list[int], out: Path, num_jobs: int) -> int:
+    """Exit status of a process of its own: FlashInfer reads its environment when it is imported."""
+    command = [sys.executable, "-m", "bench.gpu_compile", "--in-this-process", *(f"--head-dim={d}" for d in head_dims)]
+    return subprocess.run(command, env=build_environment(arch, out, num_jobs)).returncode
+
+
+def build_environment(arch: str, out: Path, num_jobs: int) -> dict[str, str]:
+    """With it FlashInfer compiles for `arch` into `out`, and takes from there what is compiled."""
+    home = cuda_home()
+    return os.environ | {
         "CUDA_HOME": str(home),
+        "FLASHINFER_CUDA_ARCH_LIST": arch,
         "FLASHINFER_WORKSPACE_BASE": str(out),
         "FLASHINFER_EXTRA_LDFLAGS": f"-L{link_folder(home, out)}",
-        "MAX_JOBS": str(arguments.jobs),
+        "MAX_JOBS": str(num_jobs),
     }
-    # libraries of an earlier call count as built: ninja compiles what is missing
-    status = 0
-    for arch in arguments.arch or ARCHITECTURES:
-        command = [sys.executable, "-m", "bench.gpu_compile", "--in-this-process", *(f"--head-dim={d}" for d in head_dims)]
-        status |= subprocess.run(command, env=os.environ | common | {"FLASHINFER_CUDA_ARCH_LIST": arch}).returncode
-    return status
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import math
 import random
 from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,9 +12,11 @@ import torch
 
 from bench.gpu_report import Report
 from bench.gpu_shapes import Shape, engine_of
-from radixserve.attention import ForwardBatch
+from radixserve.attention import AttentionBackend, ForwardBatch
 from radixserve.attention.decode_groups import SharingCost
 from radixserve.attention.flashinfer_backend import FlashInferBackend
+from radixserve.attention.triton_backend import TritonBackend
+from radixserve.attention.triton_plan import MIN_SPLIT_LEN
 from radixserve.core import PageWrite, Request, SamplingParams, ScheduledBatch, ScheduledRow, TokenLogprob
 from radixserve.engine.engine import Engine
 from radixserve.kv import KVPool, PageTable
@@ -107,13 +110,26 @@ def check_backend(report: Report, heads: tuple[int, int, int], page_size: int, d
     ):
         case = make_case(rows, num_shared, page_size, heads, device, seed=1)
         backend = FlashInferBackend(case.pool, heads[0], cost=ALWAYS if num_shared else None)
-        outputs = []
-        for _ in range(2):
-            backend.plan(case.batch)
-            outputs.append(backend.run(0, case.q, case.k, case.v))
-        judge(report, f"attention/{name}", outputs[0], dense(case), **figures)
-        report.say(f"attention/{name}, again", torch.equal(*outputs), **figures)
+        _judge_twice(report, f"attention/{name}", backend, case, figures)
         assert backend.num_shared_rows == (len(rows) - 1 if num_shared else 0)
+
+
+def check_triton(report: Report, heads: tuple[int, int, int], page_size: int, device: torch.device) -> None:
+    """TritonBackend, which serves where FlashInfer is missing; on a CPU its kernels have to be interpreted."""
+    is_small = device.type == "cpu"
+    case = make_case(SMALL_MIXED if is_small else MIXED, 0, page_size, heads, device, seed=1)
+    backend = TritonBackend(case.pool, heads[0], min_split_len=32 if is_small else MIN_SPLIT_LEN)
+    _judge_twice(report, "attention/triton", backend, case, {"heads": heads, "page_size": page_size})
+
+
+def _judge_twice(report: Report, name: str, backend: AttentionBackend, case: Case, figures: dict[str, Any]) -> None:
+    """Against float64, and the second time against the first, to the bit."""
+    outputs = []
+    for _ in range(2):
+        backend.plan(case.batch)
+        outputs.append(backend.run(0, case.q, case.k, case.v))
+    judge(report, name, outputs[0], dense(case), **figures)
+    report.say(f"{name}, again", torch.equal(*outputs), **figures)
 
 
 def check_graph(report: Report, heads: tuple[int, int, int], page_size: int, device: torch.device, capture: Capture | None) -> None:
@@ -172,7 +188,18 @@ def make_prompts(shape: Shape, num_prompts: int, num_shared: int, num_own: int, 
     return [shared + rng.choices(range(3, shape.vocab), k=1 + rng.randrange(num_own)) for _ in range(num_prompts)]
 
 
-def check_engine(report: Report, shape: Shape, device: torch.device) -> None:
+Dresses = Mapping[str, Mapping[str, Any]]
+FLASHINFER: Dresses = {
+    "graphs": {},
+    "eager": {"disable_cuda_graph": True},
+    "no tree": {"disable_radix_cache": True},
+    "page 16": {"page_size": 16},
+    "repeatable": {"repeatable_attention": True},
+}
+TRITON: Dresses = {"triton": {"attention_backend": "triton"}}
+
+
+def check_engine(report: Report, shape: Shape, device: torch.device, dresses: Dresses = FLASHINFER) -> None:
     """The engine in several dresses against itself with plain torch attention: log-probabilities of the same text, and greedy tokens."""
     is_small = device.type == "cpu"
     prompts = make_prompts(shape, 8, 40 if is_small else 700, 30 if is_small else 300)
@@ -181,14 +208,8 @@ def check_engine(report: Report, shape: Shape, device: torch.device) -> None:
     common |= {"max_running_requests": 8, "context_length": 1024 if is_small else 4096, "check_account_every_step": True}
     with engine_of(shape, device, attention_backend="torch", **common) as engine:
         plain = answers_of(engine, prompts, num_output, logprobs=2, prompt_logprobs=1)
-    for name, options in (
-        ("graphs", {}),
-        ("eager", {"disable_cuda_graph": True}),
-        ("no tree", {"disable_radix_cache": True}),
-        ("page 16", {"page_size": 16}),
-        ("repeatable", {"repeatable_attention": True}),
-    ):
-        with engine_of(shape, device, attention_backend="flashinfer", **(common | options)) as engine:
+    for name, options in dresses.items():
+        with engine_of(shape, device, **{"attention_backend": "flashinfer", **common, **options}) as engine:
             first = answers_of(engine, prompts, num_output, logprobs=2, prompt_logprobs=1)
             again = answers_of(engine, prompts, num_output, logprobs=2)  # with the tree: hits
         for kind, answers in (("cold", first), ("again", again)):

@@ -1,6 +1,6 @@
-"""FlashInfer's compiled planner plans real steps of the backend, without a GPU: python -m bench.gpu_plan [--head-dim 64 128]
+"""FlashInfer's compiled planner plans real steps of the backend, without a GPU: make gpu-plan, or python -m bench.gpu_plan [--head-dim 64]
 
-Compiles the FA2 module with nvcc (minutes of one core for each head_dim; kept in bench/out), then runs FlashInferBackend on CPU tensors
+Compiles the FA2 module as bench.gpu_compile does (minutes of one core for each head_dim; kept), then runs FlashInferBackend on CPU tensors
 over stand-ins for the CUDA calls that planners and launchers make (cuda_shim.c). Kernels are launched into nothing; their grids are printed
 with --verbose. So the tables, dtypes and workspaces that the backend hands over are proved to be taken; the numbers are not
 (tests/support/flashinfer_reference.py is for those).
@@ -11,7 +11,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 import types
 from array import array
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import torch
 
+from bench.gpu_compile import OUT, build_environment, compile_for
 from radixserve.attention import ForwardBatch
 from radixserve.attention.decode_groups import SharingCost
 from radixserve.attention.flashinfer_backend import FlashInferBackend
@@ -26,7 +26,7 @@ from radixserve.core import PageWrite, ScheduledBatch, ScheduledRow
 from radixserve.kv import KVPool, PageTable
 from radixserve.runner.batch_builder import build_forward_batch
 
-OUT = Path(__file__).parent / "out" / "gpu_plan"
+ARCHITECTURE = "9.0a"  # of the GPU whose limits cuda_shim.c tells
 
 
 def main() -> int:
@@ -38,37 +38,16 @@ def main() -> int:
     args = parser.parse_args()
     if args.inner:
         return plan_steps(args.head_dim)
-    OUT.mkdir(parents=True, exist_ok=True)
-    # the linker wants to see the driver's library; nothing is taken from it
-    _link("-Wl,-soname,libcuda.so.1", "-x", "c", os.devnull, "-o", str(OUT / "libcuda.so"))
-    shim = OUT / "cuda_shim.so"
-    _link("-O1", str(Path(__file__).with_name("cuda_shim.c")), "-o", str(shim))
-    environment = os.environ | {
-        "FLASHINFER_CUDA_ARCH_LIST": "9.0a",
-        "FLASHINFER_WORKSPACE_BASE": str(OUT),
-        "FLASHINFER_EXTRA_LDFLAGS": f"-L{OUT}",
-        "MAX_JOBS": str(args.jobs),
-    }
-    start = time.monotonic()
-    words = [sys.executable, "-c", f"from bench.gpu_plan import compile_modules as c; c({args.head_dim})"]
-    if subprocess.run(words, env=environment, check=False).returncode:
+    if compile_for(ARCHITECTURE, args.head_dim, OUT, args.jobs):
         return 1
-    print(f"compiled in {time.monotonic() - start:.0f} s", flush=True)
+    shim = OUT / "cuda_shim.so"
+    source = Path(__file__).with_name("cuda_shim.c")
+    subprocess.run([os.environ.get("CC", "gcc"), "-shared", "-fPIC", "-O1", str(source), "-o", str(shim)], check=True)
+    environment = build_environment(ARCHITECTURE, OUT, args.jobs) | {"LD_PRELOAD": str(shim)}
+    if args.verbose:
+        environment["CUDA_SHIM_VERBOSE"] = "1"
     words = [sys.executable, "-m", "bench.gpu_plan", "--inner", "--head-dim", *map(str, args.head_dim)]
-    environment |= {"LD_PRELOAD": str(shim)} | ({"CUDA_SHIM_VERBOSE": "1"} if args.verbose else {})
     return subprocess.run(words, env=environment, check=False).returncode
-
-
-def _link(*words: str) -> None:
-    subprocess.run(["gcc", "-shared", "-fPIC", *words], check=True)
-
-
-def compile_modules(head_dims: list[int]) -> None:
-    from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module
-
-    half = torch.bfloat16
-    for d in head_dims:
-        _gen_batch_prefill_primary_module("fa2", half, half, half, torch.int32, d, d, 0, False, False, False).build(verbose=False)
 
 
 def plan_steps(head_dims: list[int]) -> int:

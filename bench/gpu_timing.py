@@ -14,6 +14,7 @@ from bench.gpu_correctness import ALWAYS, answers_of, make_case, make_prompts
 from bench.gpu_report import Report
 from bench.gpu_shapes import Shape, engine_of
 from radixserve.attention.flashinfer_backend import FlashInferBackend
+from radixserve.attention.triton_backend import TritonBackend
 from radixserve.core import Request, SamplingParams
 from radixserve.engine.engine import Engine
 from radixserve.runner.decode_graphs import Capture, CudaCapture
@@ -77,10 +78,9 @@ def time_attention(
         backend = FlashInferBackend(case.pool, num_heads, cost=None)
         backend.plan(case.batch)
         run_s = seconds_of(partial(backend.run, 0, case.q, case.k, case.v), device)
-        flops = 4 * head_dim * num_heads * rows * (new * (length - new) + new * (new + 1) / 2)
         report.say(
             "time/extend attention", heads=heads, page_size=page_size, rows=rows, new=new, length=length, us=run_s * 1e6,
-            of_matrix_rate=flops / run_s / limits.flops,
+            of_matrix_rate=_flops(heads, rows, new, length) / run_s / limits.flops,
         )  # fmt: skip
     for rows, shared, own in [(3, 48, 16)] if is_small else [(8, 2048, 256), (32, 2048, 256), (32, 8192, 256), (64, 8192, 256)]:
         case = make_case([(shared + own, 1)] * rows, shared // page_size, page_size, heads, device, seed=2)
@@ -94,6 +94,28 @@ def time_attention(
             "time/shared against flat", heads=heads, page_size=page_size, rows=rows, shared=shared, flat_us=flat_s * 1e6,
             shared_us=shared_s * 1e6, times_faster=flat_s / shared_s,
         )  # fmt: skip
+
+
+def time_triton(report: Report, heads: tuple[int, int, int], page_size: int, device: torch.device, limits: Limits) -> None:
+    """One layer by TritonBackend, launches included: decode against its bytes, prefill against its products."""
+    num_heads, num_kv_heads, head_dim = heads
+    steps = [(2, 1, 64), (1, 32, 64)] if device.type == "cpu" else [(64, 1, 1024), (64, 1, 4096), (1, 4096, 4096), (8, 64, 1088)]
+    for rows, new, length in steps:
+        case = make_case([(length, new)] * rows, 0, page_size, heads, device, seed=2)
+        backend = TritonBackend(case.pool, num_heads)
+        backend.plan(case.batch)
+        run_s = seconds_of(partial(backend.run, 0, case.q, case.k, case.v), device)
+        num_bytes = rows * length * num_kv_heads * head_dim * 4
+        report.say(
+            "time/triton attention", heads=heads, page_size=page_size, rows=rows, new=new, length=length, us=run_s * 1e6,
+            of_bandwidth=num_bytes / run_s / limits.bytes_per_s, of_matrix_rate=_flops(heads, rows, new, length) / run_s / limits.flops,
+        )  # fmt: skip
+
+
+def _flops(heads: tuple[int, int, int], rows: int, new: int, length: int) -> float:
+    """Of causal attention of one layer: `new` queries a row, the last of `length` tokens."""
+    num_heads, _, head_dim = heads
+    return 4 * head_dim * num_heads * rows * (new * (length - new) + new * (new + 1) / 2)
 
 
 def _host_seconds(function: Callable[[], object], device: torch.device) -> float:

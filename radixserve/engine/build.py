@@ -134,6 +134,8 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         raise ConfigError("--radix-eviction-policy: nothing is evicted with --disable-radix-cache")
     if device == "cpu" and config.cache.mem_fraction_static is not None:
         raise ConfigError("--mem-fraction-static is for a GPU; on a CPU give --max-total-tokens")
+    if config.cuda_graph_max_bs != EngineConfig().cuda_graph_max_bs and (config.disable_cuda_graph or config.tp_size > 1):
+        raise ConfigError("--cuda-graph-max-bs: there are no graphs with --disable-cuda-graph, and none with --tp-size above 1")
     if config.tp_size > 1:
         config = _resolve_ranks(config, model, device)
     if config.deterministic:

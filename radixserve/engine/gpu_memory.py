@@ -9,7 +9,7 @@ from radixserve.models.config import ModelConfig
 
 DEFAULT_FRACTION = 0.92  # of all memory: what the driver, cuBLAS and the allocator's rounding take is beside it
 _LIBRARY_BYTES = 256 << 20  # cuBLAS workspaces and compiled kernels, loaded at the first step
-_ATTENTION_BYTES = 192 << 20  # FlashInfer's workspaces (attention/flashinfer_backend.py)
+_ATTENTION_BYTES = 192 << 20  # FlashInfer's workspaces; Triton's scratch, which is there instead of them, is less
 _GRAPH_BYTES = 4 << 20  # the kernels' arguments and the attention's workspace of one graph
 _ALLOCATOR_SLACK = 1.25
 

@@ -8,11 +8,12 @@ import torch
 
 pytest.importorskip("flashinfer", reason="flashinfer-python is not installed (make install does it)")
 
-from bench.gpu_correctness import check_backend, check_engine, check_graph
+from bench.gpu_correctness import check_backend, check_engine, check_graph, check_triton
 from bench.gpu_report import Report
 from bench.gpu_shapes import SMALL, shrunk
 from radixserve.attention import registry
 from radixserve.attention.flashinfer_backend import FlashInferBackend
+from radixserve.attention.triton_backend import TritonBackend
 from radixserve.engine import build
 from tests.support.flashinfer_reference import Reference
 from tests.support.recorded_graph import GraphRecorder
@@ -61,6 +62,17 @@ def test_a_wrong_backend_is_found(recorder: GraphRecorder, monkeypatch: pytest.M
     report = Report(60.0)
     check_backend(report, (9, 3, 64), 16, CPU)
     assert report.num_wrong == 2
+
+
+def test_a_wrong_triton_backend_is_found(recorder: GraphRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: it has wheels for Linux only")
+    report = Report(60.0)
+    check_triton(report, (9, 3, 64), 16, CPU)
+    assert [result.is_right for result in report.results] == [True] * 2
+    plain = TritonBackend.run
+    monkeypatch.setattr(TritonBackend, "run", lambda self, layer, q, k, v: plain(self, layer, q * 1.05, k, v))
+    check_triton(report, (9, 3, 64), 16, CPU)
+    assert report.num_wrong == 1
 
 
 def test_engines_are_right(recorder: GraphRecorder) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from radixserve.attention import flashinfer_backend, triton_backend
 from radixserve.engine.gpu_memory import Reserve, estimate_reserve, gpu_pool_bytes
 from radixserve.engine.graphs import GraphPlan, attention_options, plan_graphs, refuse_idle_flags
 from radixserve.engine.llm import engine_config
@@ -44,6 +45,12 @@ def test_what_steps_need_grows_with_them(model: ModelConfig) -> None:
     assert reserve_of(model, rows=64).logits * 4 == pytest.approx(reserve.logits, rel=0.01)
     assert reserve_of(model, most=16).graphs < reserve.graphs
     assert reserve.total == sum(dataclasses.astuple(reserve))
+
+
+def test_either_attention_backend_fits_into_what_is_kept_for_it(model: ModelConfig) -> None:
+    num_wrappers = 3  # extend, shared, decode: each has a workspace of integers
+    assert flashinfer_backend.WORKSPACE_BYTES + num_wrappers * flashinfer_backend.INT_WORKSPACE_BYTES <= reserve_of(model).attention
+    assert reserve_of(model).attention >= triton_backend.SCRATCH_BYTES
 
 
 def test_the_pool_is_what_is_left(model: ModelConfig) -> None:

@@ -7,11 +7,12 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from radixserve.attention import make_attention_backend
+from radixserve.attention import make_attention_backend, registry
 from radixserve.attention.triton_backend import TritonBackend
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool
@@ -147,8 +148,49 @@ def test_an_engine_says_what_it_says_with_plain_torch(tiny_model: Callable[[str,
         torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=1e-3, rtol=1e-3)
 
 
+def test_a_start_runs_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What warm_up() leaves out would be compiled under a request."""
+    backend = TritonBackend(pool_of(head_dim=64, dtype=torch.bfloat16), 1)
+    launched: list[tuple[str, int]] = []
+
+    class Recorded:
+        def __init__(self, name: str) -> None:
+            self.name, self.kernel = name, getattr(triton_kernels, name)
+
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            def launch(*args: object, **constants: int) -> None:
+                launched.append((self.name, constants.get("BLOCK_M", 0)))
+                self.kernel[grid](*args, **constants)
+
+            return launch
+
+    from radixserve.attention import triton_kernels
+
+    names = ("write_kernel", "attend_kernel", "merge_kernel")
+    monkeypatch.setattr(backend, "_kernels", SimpleNamespace(**{name: Recorded(name) for name in names}))
+    backend.warm_up()
+    assert sorted(launched) == [("attend_kernel", 16), ("attend_kernel", 128), ("merge_kernel", 0), ("write_kernel", 0)]
+    with pytest.raises(AssertionError, match=r"run\(\) before plan\(\)"):
+        backend.run(0, *(torch.zeros(1, 1, 64, dtype=torch.bfloat16, device=DEVICE) for _ in range(3)))
+
+
+def test_it_serves_where_flashinfer_cannot_and_torch_where_it_cannot_either(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(registry._ORDER, "cpu", registry._ORDER["cuda"])
+    assert make_attention_backend("auto", pool_of(), 1).name == "triton"
+    assert "attention runs on triton, slower than the best" in caplog.text and "--attention-backend flashinfer: expected" in caplog.text
+
+    def broken(backend: TritonBackend) -> None:
+        raise RuntimeError("\n  no ptxas here\nmore")
+
+    monkeypatch.setattr(TritonBackend, "warm_up", broken)
+    assert make_attention_backend("auto", pool_of(), 1).name == "torch"
+    assert "--attention-backend triton: its kernels cannot be compiled or run here (RuntimeError: no ptxas here)" in caplog.text
+
+
 def pool_of(head_dim: int = 16, dtype: torch.dtype = torch.float32) -> KVPool:
-    return KVPool(1, 1, 1, 1, head_dim, dtype)
+    return KVPool(1, 1, 1, 1, head_dim, dtype, DEVICE)
 
 
 def test_what_it_cannot_serve_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,9 +68,8 @@ def checks(device: torch.device, small: Shape, large: Shape, capture: Capture | 
     made.append(("layer ops", partial(check_layer_ops, shape=small, device=device), True))
     made.append((f"engine {small.name}", partial(check_engine, shape=small, device=device), True))
     made.append((f"engine {large.name}", partial(check_engine, shape=large, device=device), True))
-    for heads in HEADS:
-        for page_size in PAGE_SIZES:
-            made.append((f"triton {heads} {page_size}", partial(check_triton, heads=heads, page_size=page_size, device=device), True))
+    for heads, page_size in zip(HEADS, PAGE_SIZES, strict=True):
+        made.append((f"triton {heads} {page_size}", partial(check_triton, heads=heads, page_size=page_size, device=device), True))
     made.append((f"engine {small.name}, triton", partial(check_engine, shape=small, device=device, dresses=TRITON), True))
     return made
 

@@ -89,15 +89,17 @@ def dense(case: Case) -> torch.Tensor:
     return torch.cat(outputs)
 
 
-def judge(report: Report, name: str, out: torch.Tensor, expected: torch.Tensor, **figures: Any) -> None:
+def judge(report: Report, name: str, out: torch.Tensor, expected: torch.Tensor, times: float = 1.0, **figures: Any) -> None:
+    """times: the tolerance, which is twice what kernels that round weights and results to the nearest bfloat16 come to."""
     difference = (out.double() - expected).abs()
-    is_right = bool(out.isfinite().all()) and bool((difference <= ATOL + RTOL * expected.abs()).all())
+    is_right = bool(out.isfinite().all()) and bool((difference <= times * (ATOL + RTOL * expected.abs())).all())
     report.say(name, is_right, max_error=float(difference.max()), **figures)
 
 
 MIXED = [(1, 1), (17, 1), (640, 1), (1000, 1), (4000, 1), (130, 130), (1088, 64), (513, 2), (2049, 33)]
 SHARED = [(700, 1), (513, 1), (600, 1), (520, 1), (1500, 1), (64, 64)]
 SMALL_MIXED = [(1, 1), (17, 1), (64, 1), (30, 30), (108, 64), (33, 2)]
+TINY_MIXED = [(1, 1), (40, 1), (33, 18), (9, 2)]
 SMALL_SHARED = [(70, 1), (50, 1), (60, 1), (52, 1), (20, 20)]
 
 
@@ -110,25 +112,26 @@ def check_backend(report: Report, heads: tuple[int, int, int], page_size: int, d
     ):
         case = make_case(rows, num_shared, page_size, heads, device, seed=1)
         backend = FlashInferBackend(case.pool, heads[0], cost=ALWAYS if num_shared else None)
-        _judge_twice(report, f"attention/{name}", backend, case, figures)
+        _judge_twice(report, f"attention/{name}", backend, case, **figures)
         assert backend.num_shared_rows == (len(rows) - 1 if num_shared else 0)
 
 
 def check_triton(report: Report, heads: tuple[int, int, int], page_size: int, device: torch.device) -> None:
     """TritonBackend, which serves where FlashInfer is missing; on a CPU its kernels have to be interpreted."""
     is_small = device.type == "cpu"
-    case = make_case(SMALL_MIXED if is_small else MIXED, 0, page_size, heads, device, seed=1)
+    case = make_case(TINY_MIXED if is_small else MIXED, 0, page_size, heads, device, seed=1)
     backend = TritonBackend(case.pool, heads[0], min_split_len=32 if is_small else MIN_SPLIT_LEN)
-    _judge_twice(report, "attention/triton", backend, case, {"heads": heads, "page_size": page_size})
+    # the interpreter cuts bfloat16 off where a GPU rounds to the nearest
+    _judge_twice(report, "attention/triton", backend, case, 2.0 if is_small else 1.0, heads=heads, page_size=page_size)
 
 
-def _judge_twice(report: Report, name: str, backend: AttentionBackend, case: Case, figures: dict[str, Any]) -> None:
+def _judge_twice(report: Report, name: str, backend: AttentionBackend, case: Case, times: float = 1.0, **figures: Any) -> None:
     """Against float64, and the second time against the first, to the bit."""
     outputs = []
     for _ in range(2):
         backend.plan(case.batch)
         outputs.append(backend.run(0, case.q, case.k, case.v))
-    judge(report, name, outputs[0], dense(case), **figures)
+    judge(report, name, outputs[0], dense(case), times, **figures)
     report.say(f"{name}, again", torch.equal(*outputs), **figures)
 
 

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 ARGS ?=
+PLAN ?= quick
 VENV := .venv
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -13,7 +14,7 @@ help:
 	@echo "make test     the whole test suite"
 	@echo "make soak     64 clients against a tiny pool for ten minutes     (ARGS=\"--seconds 60\")"
 	@echo "make check    ruff and mypy"
-	@echo "make bench    re-use on against off, on this machine"
+	@echo "make bench    re-use on against off, on this machine, as a report in bench/out/quick    (PLAN=full or PLAN=peers)"
 	@echo "make compat   other people's tools against a real server, each in an environment of its own: minutes, 8 GB on the first run"
 	@echo "make gpu-compile  FlashInfer's kernels through nvcc, no GPU needed: 170 MB to fetch, nine minutes of CPU"
 	@echo "make gpu-plan     FlashInfer's planner, so compiled, plans the backend's steps"
@@ -29,8 +30,8 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not make $(VENV); on Debian: apt-get install python3-venv" >&2; exit 1; }
 
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing into $(VENV): minutes on the first run, 2 GB or more with torch and flashinfer"
-	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test]' || \
+	@echo "installing into $(VENV): minutes on the first run, 2.6 GB or more with torch, triton and flashinfer"
+	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test,bench]' || \
 		{ echo "could not install: is the package index reachable? Options for pip go into PIP_ARGS" >&2; exit 1; }
 	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt --no-deps flashinfer-python || \
 		{ echo "could not install flashinfer-python, which tests of the GPU backend run on a CPU" >&2; exit 1; }
@@ -51,7 +52,7 @@ check: install
 	$(VENV)/bin/mypy
 
 bench: install
-	$(VENV)/bin/python -m bench.compare $(ARGS)
+	$(VENV)/bin/python -m bench.experiment bench/plans/$(PLAN).toml $(ARGS)
 
 compat: install
 	$(VENV)/bin/python -m tests.compat.run $(ARGS)

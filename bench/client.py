@@ -6,7 +6,7 @@ Knows HTTP/1.1 (chunked or not) and server-sent events; knows nothing of loads.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,50 +18,67 @@ class RequestFailedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One answered request. Seconds; stamps are those of time.perf_counter()."""
+    """One answered request. Seconds; stamps are those of time.perf_counter().
+
+    token_times: one per token; one per chunk where the server does not say how many tokens a chunk holds. A chunk of k tokens after a pause
+    is k tokens, each a k-th of the pause apart; the tokens of the first chunk come together.
+    """
 
     sent_at: float
     done_at: float
-    ttft: float  # from this request's own sending to its first text
-    gaps: tuple[float, ...]  # between tokens; between chunks where the server does not say how many tokens a chunk holds
-    tpot: float | None  # (last - first) / (tokens - 1)
+    token_times: tuple[float, ...]
     text: str
     num_output_tokens: int  # the server's count, never that of re-tokenized text
-    num_prompt_tokens: int | None  # the server's count
-    num_cached_tokens: int | None  # None: the server does not tell
+    num_prompt_tokens: int | None = None  # the server's count
+    num_cached_tokens: int | None = None  # None: the server does not tell
+    token_ids: tuple[int, ...] | None = None  # where they were asked for and the server gives them
+
+    @property
+    def ttft(self) -> float:
+        """From this request's own sending to its first token."""
+        return self.token_times[0] - self.sent_at
+
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        return tuple(later - earlier for earlier, later in zip(self.token_times, self.token_times[1:]))
+
+    @property
+    def tpot(self) -> float | None:
+        """(last token - first) / (tokens - 1); None for one token."""
+        return (self.token_times[-1] - self.token_times[0]) / (self.num_output_tokens - 1) if self.num_output_tokens > 1 else None
 
 
 @dataclass(slots=True)
 class _Stream:
     """What has come so far."""
 
-    stamps: list[float] = field(default_factory=list)  # one per chunk with text
-    token_counts: list[int] = field(default_factory=list)  # tokens so far at each stamp, where chunks carry usage
+    token_times: list[float] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
+    token_ids: list[int] | None = None
     usage: dict[str, Any] = field(default_factory=dict)
     is_done: bool = False
 
     def add(self, event: dict[str, Any], now: float) -> None:
         if event.get("error"):
             raise RequestFailedError(str(event["error"]))
-        self.usage = event.get("usage") or self.usage
+        usage = event.get("usage")
+        self.usage = usage or self.usage
         choice = (event.get("choices") or [{}])[0]
-        text = choice.get("text")
-        # a last chunk with only a finish reason is no token; an empty text without one is a token held back
-        if not choice or (choice.get("finish_reason") and not text):
+        text, ids = choice.get("text"), choice.get("token_ids")
+        if ids:
+            self.token_ids = [*(self.token_ids or []), *ids]
+        if not choice:
             return
-        self.stamps.append(now)
         self.text.append(text or "")
-        if event.get("usage"):
-            self.token_counts.append(event["usage"]["completion_tokens"])
-
-    def gaps(self) -> tuple[float, ...]:
-        pairs = list(zip(self.stamps, self.stamps[1:]))
-        if len(self.token_counts) != len(self.stamps):
-            return tuple(later - earlier for earlier, later in pairs)
-        # a chunk of k tokens after a pause is k tokens, each a k-th of the pause apart
-        sizes = [later - earlier for earlier, later in zip(self.token_counts, self.token_counts[1:])]
-        return tuple((later - earlier) / size for (earlier, later), size in zip(pairs, sizes) for _ in range(size))
+        if usage:
+            num_new = usage["completion_tokens"] - len(self.token_times)
+        elif ids:
+            num_new = len(ids)
+        else:
+            # a last chunk with only a finish reason is no token; an empty text without one is a token held back
+            num_new = 0 if choice.get("finish_reason") and not text else 1
+        before = self.token_times[-1] if self.token_times else now
+        self.token_times += [before + (now - before) * (index + 1) / num_new for index in range(num_new)]
 
 
 def completion_body(model: str, prompt: list[int] | str, max_tokens: int, extra: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -73,44 +90,50 @@ def completion_body(model: str, prompt: list[int] | str, max_tokens: int, extra:
         "temperature": 0.0,
         "stream": True,
         "ignore_eos": True,
-        "stream_options": {"include_usage": True},
+        # usage in every chunk says how many tokens it holds; servers that do not know the wish ignore it
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         "seed": 0,
     }
     return {name: value for name, value in {**body, **(extra or {})}.items() if value is not None}
 
 
-async def stream_completion(url: str, body: dict[str, Any], path: str = "/v1/completions", timeout_s: float = 600.0) -> Completion:
-    """Send `body` to url + path and read the stream to its end.
+async def stream_completion(
+    url: str,
+    body: dict[str, Any] | bytes,
+    path: str = "/v1/completions",
+    timeout_s: float = 600.0,
+    headers: Mapping[str, str] | None = None,
+) -> Completion:
+    """Send `body`, or its JSON, to url + path and read the stream to its end.
 
     Raises RequestFailedError on a status other than 200, an error event or an early end; OSError; TimeoutError.
     """
+    payload = body if isinstance(body, bytes) else json.dumps(body).encode()
     async with asyncio.timeout(timeout_s):
         sent_at = time.perf_counter()
-        reader, writer = await _send(url, "POST", path, json.dumps(body).encode())
+        reader, writer = await _send(url, "POST", path, payload, headers)
         try:
             stream = await _read_stream(reader)
         finally:
             writer.close()
     done_at = time.perf_counter()
-    if not stream.stamps:
+    if not stream.token_times:
         raise RequestFailedError("expected text in the stream, got none")
-    num_output = stream.usage.get("completion_tokens") or len(stream.stamps)
     return Completion(
         sent_at=sent_at,
         done_at=done_at,
-        ttft=stream.stamps[0] - sent_at,
-        gaps=stream.gaps(),
-        tpot=(stream.stamps[-1] - stream.stamps[0]) / (num_output - 1) if num_output > 1 else None,
+        token_times=tuple(stream.token_times),
         text="".join(stream.text),
-        num_output_tokens=num_output,
+        num_output_tokens=stream.usage.get("completion_tokens") or len(stream.token_times),
         num_prompt_tokens=stream.usage.get("prompt_tokens"),
         num_cached_tokens=(stream.usage.get("prompt_tokens_details") or {}).get("cached_tokens"),
+        token_ids=None if stream.token_ids is None else tuple(stream.token_ids),
     )
 
 
 async def _read_stream(reader: asyncio.StreamReader) -> _Stream:
-    status, headers = await _read_head(reader)
-    chunks = _body(reader, headers)
+    status, response_headers = await _read_head(reader)
+    chunks = _body(reader, response_headers)
     if status != 200:
         raise RequestFailedError(f"HTTP {status}: {b''.join([chunk async for chunk in chunks])[:600].decode(errors='replace')}")
     stream = _Stream()
@@ -124,31 +147,37 @@ async def _read_stream(reader: asyncio.StreamReader) -> _Stream:
         if data == b"[DONE]":
             stream.is_done = True
             break
-        stream.add(json.loads(data), now)
+        try:
+            stream.add(json.loads(data), now)
+        except ValueError as error:
+            raise RequestFailedError(f"expected JSON in an event, got {data[:100]!r}") from error
     if not stream.is_done:
         raise RequestFailedError("the stream ended without [DONE]")
     return stream
 
 
-async def fetch(url: str, method: str, path: str, timeout_s: float = 60.0) -> tuple[int, bytes]:
-    """Status and body of one plain request without a body of its own. Raises OSError, TimeoutError."""
+async def fetch(url: str, method: str, path: str, timeout_s: float = 60.0, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+    """Status and body of one plain request without a body of its own. Raises RequestFailedError, OSError, TimeoutError."""
     async with asyncio.timeout(timeout_s):
-        reader, writer = await _send(url, method, path, b"")
+        reader, writer = await _send(url, method, path, b"", headers)
         try:
-            status, headers = await _read_head(reader)
-            return status, b"".join([chunk async for chunk in _body(reader, headers)])
+            status, response_headers = await _read_head(reader)
+            return status, b"".join([chunk async for chunk in _body(reader, response_headers)])
         finally:
             writer.close()
 
 
-async def _send(url: str, method: str, path: str, payload: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _send(
+    url: str, method: str, path: str, payload: bytes, headers: Mapping[str, str] | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise ValueError(f"url: expected http://HOST:PORT, got {url!r}")
     reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=1 << 22)
+    more = "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     head = (
         f"{method} {parts.path.rstrip('/')}{path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+        f"Content-Length: {len(payload)}\r\n{more}Connection: close\r\n\r\n"
     )
     writer.write(head.encode() + payload)
     await writer.drain()

@@ -10,6 +10,9 @@ from pathlib import Path
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "bf16", "asimd")
 
 
+NOT_INSTALLED = "not installed"
+
+
 def _field_of_cpuinfo(cpuinfo: str, name: str) -> str:
     for line in cpuinfo.splitlines():
         key, _, value = line.partition(":")
@@ -25,24 +28,36 @@ def _read(path: str) -> str:
         return ""
 
 
-def _version(package: str) -> str:
+def package_version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+        return NOT_INSTALLED
+
+
+def processor() -> str:
+    """Its name, and the instruction sets that decide how fast it multiplies matrices."""
+    cpuinfo = _read("/proc/cpuinfo")
+    model = _field_of_cpuinfo(cpuinfo, "model name") or platform.processor() or platform.machine()
+    flags = set((_field_of_cpuinfo(cpuinfo, "flags") or _field_of_cpuinfo(cpuinfo, "Features")).split())
+    known = " ".join(flag for flag in _FLAGS if flag in flags) or "no known flags"
+    return f"{model} ({known})"
+
+
+def cores() -> int:
+    """Open to this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_gib() -> float:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
 
 def describe_hardware() -> str:
     """Date, processor, cores open to this process, instruction sets, memory, Python and torch."""
-    cpuinfo = _read("/proc/cpuinfo")
-    model = _field_of_cpuinfo(cpuinfo, "model name") or platform.processor() or platform.machine()
-    flags = set((_field_of_cpuinfo(cpuinfo, "flags") or _field_of_cpuinfo(cpuinfo, "Features")).split())
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    known = " ".join(flag for flag in _FLAGS if flag in flags) or "no known flags"
     return (
-        f"{datetime.date.today().isoformat()}; {model}, {cores} cores ({known}); {memory_gib:.0f} GiB; {platform.system()}; "
-        f"Python {platform.python_version()}, torch {_version('torch')}"
+        f"{datetime.date.today().isoformat()}; {processor()}, {cores()} cores; {memory_gib():.0f} GiB; {platform.system()}; "
+        f"Python {platform.python_version()}, torch {package_version('torch')}"
     )
 
 

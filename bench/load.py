@@ -1,73 +1,230 @@
-"""Runs a workload against an address as a closed loop. Knows the client and the words; prints nothing."""
+"""Runs a workload against an address: as an open loop (requests come when they come) or a closed one (so many at a time).
+
+Knows the client and the workload's words; prints nothing but a progress bar where that is wished.
+"""
 
 import asyncio
+import json
+import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from bench.arrivals import ClosedLoop, Mode, OpenLoop, arrival_times, describe_mode
 from bench.client import Completion, RequestFailedError, completion_body, fetch, stream_completion
-from bench.report import RunResult, summarize
-from bench.words import Words
-from bench.workloads import Conversation, Workload
+from bench.metrics import read_metrics
+from bench.records import RequestRecord, RunResult, append_records, overhead_of
+from bench.workloads import AnswerOf, Ids, Workload, WorkloadRequest
+
+__all__ = ["ClosedLoop", "Mode", "OpenLoop", "RequestRecord", "RunResult", "Target", "flush", "run"]
+
+ROUTING_KEY = "X-SMG-Routing-Key"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how to ask. `extra` is merged into each request's body, see completion_body."""
+    """Where and how to ask. `extra` is merged into each request's body, see completion_body; `headers` go with each request."""
 
     url: str
     model: str = "default"
     path: str = "/v1/completions"
     send_text: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if self.path.endswith("/chat/completions"):
+            raise ValueError("path: expected a completions route, since a chat's template would change the tokens; got a chat route")
 
 
-async def run_workload(target: Target, words: Words, workload: Workload, *, label: str, seed: int) -> RunResult:
-    """Run all of `workload`. The first failed request ends the run with its error (see stream_completion)."""
-    waiting = list(reversed(workload.conversations))
-    completions: list[Completion] = []
-    sent_lens: list[int] = []
+async def run(
+    workload: Workload, target: Target, mode: Mode, *, records_path: Path | None = None, label: str = "run", show_progress: bool = False
+) -> RunResult:
+    """Run all of `workload`. A request that fails is a record with its error, and so are those that wait for it.
 
-    async def worker() -> None:
-        while waiting:
-            # a list, for `total += await ...` would read the total before the wait and lose what others add meanwhile
-            sent_lens.append(await _converse(target, words, waiting.pop(), workload.output_len, completions))
-
-    started_at = time.perf_counter()
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(workload.concurrency):
-                group.create_task(worker())
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-    return summarize(label, workload, seed, sum(sent_lens), time.perf_counter() - started_at, completions)
-
-
-async def _converse(target: Target, words: Words, conversation: Conversation, output_len: int, completions: list[Completion]) -> int:
-    """All turns of one conversation; returns the number of prompt tokens sent.
-
-    A later turn needs the answer before it, which comes back as text: a conversation of several turns is sent as text, always.
+    records_path: append one JSON line per request. show_progress: a bar on stderr, if that is a terminal. Raises ValueError for a mode that
+    the workload cannot be run in.
     """
-    if len(conversation.turns) == 1:
-        ids = conversation.turns[0]
-        completions.append(await _ask(target, words.text(ids) if target.send_text else ids, output_len))
-        return len(ids)
-    history, num_sent = "", 0
-    for turn in conversation.turns:
-        history += words.text(turn)
-        completion = await _ask(target, history, output_len)
-        completions.append(completion)
-        num_sent += completion.num_prompt_tokens or len(words.encode(history))
-        history += completion.text
-    return num_sent
+    times = arrival_times(workload, mode) if isinstance(mode, OpenLoop) else []
+    before = await read_metrics(target.url, headers=target.headers)
+    with _Progress(workload, show_progress) as progress:
+        session = _Session(workload, target, progress.step)
+        cpu_before, session.started_at = time.process_time(), time.perf_counter()
+        await (_open_loop(session, times) if isinstance(mode, OpenLoop) else _closed_loop(session, mode.concurrency))
+        wall_s, cpu_s = time.perf_counter() - session.started_at, time.process_time() - cpu_before
+    records = tuple(session.records[request.id] for request in workload.requests)
+    after = await read_metrics(target.url, headers=target.headers)
+    result = RunResult(
+        workload.name, describe_mode(mode), wall_s, workload.ideal_hit_rate, records, before, after, overhead_of(records, cpu_s, wall_s)
+    )
+    if records_path is not None:
+        append_records(records_path, result, label=label)
+    return result
 
 
-async def _ask(target: Target, prompt: list[int] | str, max_tokens: int) -> Completion:
-    return await stream_completion(target.url, completion_body(target.model, prompt, max_tokens, target.extra), target.path)
+async def _open_loop(session: "_Session", times: Sequence[float]) -> None:
+    """Requests that wait for nothing go out at their times, whatever is still unanswered; the others when what they wait for is there."""
+    async with asyncio.TaskGroup() as group:
+
+        async def ask(request: WorkloadRequest, scheduled_s: float, body: Body) -> None:
+            for ready in await session.ask(request, scheduled_s, body):
+                group.create_task(ask(ready, session.now_s, session.body(ready)))
+
+        for request, at_s in sorted(zip(session.roots, times), key=lambda pair: pair[1]):
+            # made before its time, so that making it delays nothing
+            body = session.body(request)
+            await asyncio.sleep(max(0.0, at_s - session.now_s))
+            group.create_task(ask(request, at_s, body))
 
 
-async def flush(url: str) -> None:
+async def _closed_loop(session: "_Session", concurrency: int) -> None:
+    """So many at a time; what was begun goes on before something new begins."""
+    ready = list(reversed(session.roots))
+    num_running = 0
+    async with asyncio.TaskGroup() as group:
+
+        def start() -> None:
+            nonlocal num_running
+            while ready and num_running < concurrency:
+                num_running += 1
+                group.create_task(ask(ready.pop(), session.now_s))
+
+        async def ask(request: WorkloadRequest, scheduled_s: float) -> None:
+            nonlocal num_running
+            released = await session.ask(request, scheduled_s, session.body(request))
+            num_running -= 1
+            ready.extend(reversed(released))
+            start()
+
+        start()
+
+
+class Body(NamedTuple):
+    """What goes over the wire, and how many tokens its prompt has; None where it is text."""
+
+    payload: bytes
+    prompt_len: int | None
+
+
+class _Session:
+    """One run: what was answered so far, and who waits for it."""
+
+    def __init__(self, workload: Workload, target: Target, on_record: Callable[[], None]) -> None:
+        self._target = target
+        self._words = workload.words
+        self._on_record = on_record
+        self._answers: dict[str, Completion] = {}
+        self._waiting_for = {request.id: set(request.depends_on) for request in workload.requests}
+        self._followers: dict[str, list[WorkloadRequest]] = {}
+        self._is_quoted = {part.request_id for request in workload.requests for part in request.parts if isinstance(part, AnswerOf)}
+        for request in workload.requests:
+            for one in request.depends_on:
+                self._followers.setdefault(one, []).append(request)
+        self.roots = [request for request in workload.requests if not request.depends_on]
+        self.records: dict[str, RequestRecord] = {}
+        self.started_at = 0.0
+
+    @property
+    def now_s(self) -> float:
+        return time.perf_counter() - self.started_at
+
+    def body(self, request: WorkloadRequest) -> Body:
+        """Ids of an answer are the server's where it gives them, else those of its text."""
+        extra = {"return_token_ids": True, **self._target.extra} if request.id in self._is_quoted else self._target.extra
+        prompt = self._text(request) if self._target.send_text else self._ids(request)
+        payload = json.dumps(completion_body(self._target.model, prompt, request.output_len, extra)).encode()
+        return Body(payload, None if self._target.send_text else len(prompt))
+
+    def _text(self, request: WorkloadRequest) -> str:
+        return "".join(
+            self._answers[part.request_id].text if isinstance(part, AnswerOf) else self._words.text(part) for part in request.parts
+        )
+
+    def _ids(self, request: WorkloadRequest) -> Ids:
+        return request.prompt({name: self._answer_ids(self._answers[name]) for name in request.depends_on})
+
+    def _answer_ids(self, answer: Completion) -> Ids:
+        # as many as the server counted: a count that differs is text held back or merged by it
+        is_whole = answer.token_ids is not None and len(answer.token_ids) == answer.num_output_tokens
+        return list(answer.token_ids or ()) if is_whole else self._words.encode(answer.text)
+
+    async def ask(self, request: WorkloadRequest, scheduled_s: float, body: Body) -> list[WorkloadRequest]:
+        """Send one request, keep its record, and return those that waited for it alone by now."""
+        target = self._target
+        headers = target.headers if request.routing_key is None else {**target.headers, ROUTING_KEY: request.routing_key}
+        sent_s = self.now_s
+        try:
+            completion = await stream_completion(target.url, body.payload, target.path, target.timeout_s, headers)
+        except (RequestFailedError, OSError, TimeoutError) as error:
+            self._fail(request, scheduled_s, sent_s, f"{type(error).__name__}: {error}"[:400])
+            return []
+        self._answers[request.id] = completion
+        self._keep(self._record(request, scheduled_s, completion, body.prompt_len))
+        released = []
+        for follower in self._followers.get(request.id, []):
+            self._waiting_for[follower.id].discard(request.id)
+            if not self._waiting_for[follower.id] and follower.id not in self.records:
+                released.append(follower)
+        return released
+
+    def _record(self, request: WorkloadRequest, scheduled_s: float, done: Completion, prompt_len: int | None) -> RequestRecord:
+        times = tuple(at - self.started_at for at in done.token_times)
+        return RequestRecord(
+            id=request.id,
+            group=request.group,
+            scheduled_s=scheduled_s,
+            sent_s=done.sent_at - self.started_at,
+            first_token_s=times[0],
+            token_times_s=times,
+            done_s=done.done_at - self.started_at,
+            prompt_tokens=done.num_prompt_tokens,
+            cached_tokens=done.num_cached_tokens,
+            output_tokens=done.num_output_tokens,
+            text=done.text,
+            prompt_len=prompt_len,
+        )
+
+    def _fail(self, request: WorkloadRequest, scheduled_s: float, sent_s: float, error: str) -> None:
+        """Also all that wait for it, directly or not."""
+        record = RequestRecord(request.id, request.group, scheduled_s, sent_s, None, (), self.now_s, None, None, 0, error)
+        self._keep(record)
+        for follower in self._followers.get(request.id, []):
+            if follower.id not in self.records:
+                now_s = self.now_s
+                self._fail(follower, now_s, now_s, f"not sent, since {request.id} failed: {error}"[:400])
+
+    def _keep(self, record: RequestRecord) -> None:
+        self.records[record.id] = record
+        self._on_record()
+
+
+class _Progress:
+    """A bar, where somebody looks at it."""
+
+    def __init__(self, workload: Workload, is_wished: bool) -> None:
+        self._bar: Any = None
+        if is_wished and sys.stderr.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=workload.num_requests, desc=workload.name, unit="req", leave=False)
+
+    def step(self) -> None:
+        if self._bar is not None:
+            self._bar.update(1)
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+async def flush(url: str, path: str = "/flush_cache") -> None:
     """POST /flush_cache. Raises RequestFailedError if the server does not do it."""
-    status, body = await fetch(url, "POST", "/flush_cache")
+    status, body = await fetch(url, "POST", path)
     if status != 200:
-        raise RequestFailedError(f"/flush_cache: HTTP {status}: {body[:300].decode(errors='replace')}")
+        raise RequestFailedError(f"{path}: HTTP {status}: {body[:300].decode(errors='replace')}")

@@ -1,135 +1,46 @@
-"""Offline batches in the structure of the workloads of the SGLang paper, with random tokens and lengths scaled down: the shape counts.
+"""Offline batches in the structure of the workloads of the SGLang paper, with lengths scaled down: the shape counts.
 
-Pure and seeded. A batch is a list of prompts that are all there at once; what would depend on an answer (the next round of ReAct, a
-branch of a tree of thought) is replayed with random tokens in the answer's place, so that every policy gets the same prompts.
+A batch is a list of prompts that are all there at once; what would depend on an answer (the next round of ReAct, a branch of a tree of
+thought) is replayed with random tokens in the answer's place, so that every policy gets the same prompts.
 """
 
-import random
-from collections.abc import Callable
+from collections.abc import Sequence
 
-Ids = list[int]
+from bench.workloads.basic import MultiTurn, SharedPrefix
+from bench.workloads.draw import Draw, Kind
+from bench.workloads.programs import FewShot, GenerativeAgents, HellaSwag, LlmJudge, Rag, ReAct, SkeletonOfThought, TreeOfThought
+from bench.workloads.workload import Ids
+
 Batch = list[Ids]
 
 VOCAB = 30_000
 
 
-class _Draw:
-    def __init__(self, name: str, seed: int) -> None:
-        self.rng = random.Random(f"{name}/{seed}")
+class Numbers:
+    """A vocabulary without a model: tokens 2 to VOCAB - 1, written as decimal numbers."""
 
-    def ids(self, length: int) -> Ids:
-        return [self.rng.randrange(2, VOCAB) for _ in range(length)]
+    ids: Sequence[int] = range(2, VOCAB)
 
+    def text(self, ids: list[int]) -> str:
+        return " ".join(map(str, ids))
 
-def mmlu(draw: _Draw) -> Batch:
-    """Subjects with a few-shot header each, and questions."""
-    headers = [draw.ids(120) for _ in range(12)]
-    return [header + draw.ids(20) for header in headers for _ in range(16)]
+    def encode(self, text: str) -> list[int]:
+        return list(map(int, text.split()))
 
 
-def hellaswag(draw: _Draw) -> Batch:
-    """One header; per question four endings: two levels."""
-    header = draw.ids(340)
-    questions = [header + draw.ids(10) for _ in range(40)]
-    return [question + draw.ids(4) for question in questions for _ in range(4)]
-
-
-def react(draw: _Draw) -> Batch:
-    """A template, a question, and rounds that each append."""
-    template = draw.ids(150)
-    batch = []
-    for _ in range(24):
-        history = template + draw.ids(5)
-        for _ in range(6):
-            batch.append(history)
-            history = history + draw.ids(20)
-    return batch
-
-
-def generative_agents(draw: _Draw) -> Batch:
-    """Five templates: one puts the persona first, one has a one-line header, three begin with a long task header."""
-    personas = [draw.ids(40) for _ in range(12)]
-    line = draw.ids(4)
-    tasks = [draw.ids(90) for _ in range(3)]
-    batch = []
-    for _ in range(160):
-        persona, kind = draw.rng.choice(personas), draw.rng.randrange(5)
-        start = persona + draw.ids(10) if kind == 0 else line if kind == 1 else tasks[kind - 2] + persona
-        batch.append(start + draw.ids(15))
-    return batch
-
-
-def tree_of_thought(draw: _Draw) -> Batch:
-    """Two branches, four levels: thirty prompts a question."""
-    header = draw.ids(60)
-
-    def grow(prompt: Ids, level: int) -> Batch:
-        if level == 4:
-            return []
-        return [one for _ in range(2) for one in ([prompt, *grow(prompt + draw.ids(20), level + 1)])]
-
-    return [one for _ in range(6) for one in grow(header + draw.ids(12), 0)]
-
-
-def skeleton_of_thought(draw: _Draw) -> Batch:
-    """Five short turns in one growing prompt, five expansions below a shared header."""
-    header, expand = draw.ids(30), draw.ids(80)
-    batch = []
-    for _ in range(16):
-        question = draw.ids(10)
-        history = header + question
-        for _ in range(5):
-            batch += [history, expand + question + draw.ids(6)]
-            history = history + draw.ids(8)
-    return batch
-
-
-def llm_judge(draw: _Draw) -> Batch:
-    """A header, an article, six dimensions, then a join."""
-    header = draw.ids(20)
-    batch = []
-    for _ in range(24):
-        article = header + draw.ids(100)
-        batch += [article + draw.ids(10) for _ in range(6)] + [article + draw.ids(60)]
-    return batch
-
-
-def multi_turn(draw: _Draw) -> Batch:
-    """Chats of four turns."""
-    batch = []
-    for _ in range(40):
-        history: Ids = []
-        for _ in range(4):
-            history = history + draw.ids(40)
-            batch.append(history)
-            history = history + draw.ids(6)
-    return batch
-
-
-def dspy_rag(draw: _Draw) -> Batch:
-    """Instruction and demonstrations, then passages, of which some come back, and a question."""
-    head = draw.ids(60)
-    passages = [draw.ids(50) for _ in range(30)]
-    return [head + draw.rng.choice(passages) + draw.rng.choice(passages) + draw.ids(10) for _ in range(120)]
-
-
-def shared_prefix(draw: _Draw) -> Batch:
-    """Groups of prompts, as in SGLang's generated-shared-prefix."""
-    heads = [draw.ids(128) for _ in range(24)]
-    return [head + draw.ids(8) for head in heads for _ in range(8)]
-
-
-_WORKLOADS: dict[str, Callable[[_Draw], Batch]] = {
-    "mmlu": mmlu,
-    "hellaswag": hellaswag,
-    "react": react,
-    "generative-agents": generative_agents,
-    "tree-of-thought": tree_of_thought,
-    "skeleton-of-thought": skeleton_of_thought,
-    "llm-judge": llm_judge,
-    "multi-turn": multi_turn,
-    "dspy-rag": dspy_rag,
-    "shared-prefix": shared_prefix,
+_WORKLOADS: dict[str, Kind] = {
+    "mmlu": FewShot(12, 16, header_len=120, question_len=20, ordered=True),
+    "hellaswag": HellaSwag(40, 4, header_len=340, question_len=10, ending_len=4),
+    "react": ReAct(24, 6, template_len=150, question_len=5, round_len=20, output_len=6),
+    "generative-agents": GenerativeAgents(160, 12, persona_len=40, line_len=4, task_len=90, own_len=15),
+    "tree-of-thought": TreeOfThought(6, question_len=72, step_len=4, output_len=16),
+    "skeleton-of-thought": SkeletonOfThought(
+        16, header_len=30, question_len=10, point_len=2, point_output_len=6, expand_header_len=80, expand_output_len=26
+    ),
+    "llm-judge": LlmJudge(24, header_len=20, article_len=100, dimension_len=10, output_len=10),
+    "multi-turn": MultiTurn(40, 4, 40, 40, 40, 40, 6, 6),
+    "dspy-rag": Rag(120, header_len=60, num_passages=30, passages_per_question=2, passage_len=50, question_len=10),
+    "shared-prefix": SharedPrefix(24, 8, system_prompt_len=128, question_len=8, ordered=True),
 }
 PAPER_WORKLOADS = tuple(_WORKLOADS)
 
@@ -138,8 +49,10 @@ def make_batch(name: str, seed: int = 0) -> Batch:
     """All prompts, jumbled: each up to a third of the batch behind its place. ValueError for a name not in PAPER_WORKLOADS."""
     if name not in _WORKLOADS:
         raise ValueError(f"workload: expected one of {', '.join(PAPER_WORKLOADS)}, got {name!r}")
-    draw = _Draw(name, seed)
-    batch = _WORKLOADS[name](draw)
+    draw = Draw(Numbers(), f"{name}/{seed}")
+    requests = _WORKLOADS[name].requests(draw)
+    answers = {request.id: draw.ids(request.output_len) for request in requests}
+    batch = [request.prompt(answers) for request in requests]
     window = len(batch) / 3
     return [prompt for _, prompt in sorted((index + draw.rng.random() * window, prompt) for index, prompt in enumerate(batch))]
 

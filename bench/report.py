@@ -1,4 +1,4 @@
-"""From single requests to figures: one RunResult per run of a load, its line on the terminal, its line in a JSONL file."""
+"""From single requests to figures: one RunSummary per run of a load, its line on the terminal, its line in a JSONL file."""
 
 import dataclasses
 import json
@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.client import Completion
-from bench.workloads import Workload
+from bench.metrics import growth
+from bench.records import RunResult, percentile
+
+CACHED_TOKENS = ("sglang:cached_tokens_total", "vllm:prefix_cache_hits_total")
 
 
 @dataclass(frozen=True, slots=True)
-class RunResult:
-    """One run of one load. Times in seconds; None where the server does not tell.
+class RunSummary:
+    """One run of one load. Times in seconds; None where the server does not tell. Failed requests count in `failed` alone.
 
     in_tok counts prompt tokens as built here, served_in_tok as the server saw them; they differ where a server adds tokens of its own.
     hit_rate is cached_tok / served_in_tok: the share of prompt tokens that were re-used. ideal_hit_rate is that of a pool without end.
@@ -21,15 +23,19 @@ class RunResult:
 
     label: str
     workload: str
+    mode: str
     seed: int
     requests: int
+    failed: int
     wall_s: float
     in_tok: int
     out_tok: int
     in_tok_s: float
     out_tok_s: float
-    ttft_p50: float
-    ttft_p95: float
+    requests_s: float
+    ttft_p50: float | None
+    ttft_p95: float | None
+    ttft_p99: float | None
     tpot_p50: float | None
     itl_p50: float | None
     itl_p95: float | None
@@ -39,33 +45,40 @@ class RunResult:
     hit_rate: float | None
     ideal_hit_rate: float
     cached_requests: int | None  # requests that re-used anything
+    counted_cached_tok: float | None  # what the server's own counter gained: other traffic shows here
+    late_p50: float  # how long after its time a request was sent
+    late_p99: float
+    late_max: float
+    generator_cpu_share: float  # of one core
+    generator_cpu_per_request: float
 
 
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Nearest rank from above: the value at index floor(share * n) of the sorted values, at most the last; None of nothing."""
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))] if values else None
-
-
-def summarize(label: str, workload: Workload, seed: int, in_tok: int, wall_s: float, completions: Sequence[Completion]) -> RunResult:
-    """Figures of one run. `in_tok`: prompt tokens sent; `completions` is not empty."""
-    ttfts = sorted(completion.ttft for completion in completions)
-    gaps = [gap for completion in completions for gap in completion.gaps]
-    tpots = [completion.tpot for completion in completions if completion.tpot is not None]
-    cached = [completion.num_cached_tokens for completion in completions if completion.num_cached_tokens is not None]
-    served = [completion.num_prompt_tokens for completion in completions if completion.num_prompt_tokens is not None]
-    out_tok = sum(completion.num_output_tokens for completion in completions)
-    return RunResult(
+def summarize(label: str, seed: int, result: RunResult) -> RunSummary:
+    """Figures of one run."""
+    records, wall_s = result.served, result.wall_s
+    ttfts = [record.ttft_s for record in records if record.ttft_s is not None]
+    gaps = [gap for record in records for gap in record.gaps_s]
+    tpots = [record.tpot_s for record in records if record.tpot_s is not None]
+    cached = [record.cached_tokens for record in records if record.cached_tokens is not None]
+    served = [record.prompt_tokens for record in records if record.prompt_tokens is not None]
+    in_tok = sum(record.prompt_len if record.prompt_len is not None else record.prompt_tokens or 0 for record in records)
+    out_tok = sum(record.output_tokens for record in records)
+    return RunSummary(
         label=label,
-        workload=workload.name,
+        workload=result.workload,
+        mode=result.mode,
         seed=seed,
-        requests=len(completions),
+        requests=len(records),
+        failed=len(result.errors),
         wall_s=wall_s,
         in_tok=in_tok,
         out_tok=out_tok,
         in_tok_s=in_tok / wall_s,
         out_tok_s=out_tok / wall_s,
-        ttft_p50=percentile(ttfts, 0.5) or 0.0,
-        ttft_p95=percentile(ttfts, 0.95) or 0.0,
+        requests_s=len(records) / wall_s,
+        ttft_p50=percentile(ttfts, 0.5),
+        ttft_p95=percentile(ttfts, 0.95),
+        ttft_p99=percentile(ttfts, 0.99),
         tpot_p50=statistics.median(tpots) if tpots else None,
         itl_p50=percentile(gaps, 0.5),
         itl_p95=percentile(gaps, 0.95),
@@ -73,19 +86,25 @@ def summarize(label: str, workload: Workload, seed: int, in_tok: int, wall_s: fl
         cached_tok=sum(cached) if cached else None,
         served_in_tok=sum(served) if served else None,
         hit_rate=sum(cached) / sum(served) if cached and served else None,
-        ideal_hit_rate=workload.ideal_hit_tokens / workload.prompt_tokens,
+        ideal_hit_rate=result.ideal_hit_rate,
         cached_requests=sum(count > 0 for count in cached) if cached else None,
+        counted_cached_tok=growth(result.metrics_before, result.metrics_after, *CACHED_TOKENS),
+        late_p50=result.overhead.late_p50_s,
+        late_p99=result.overhead.late_p99_s,
+        late_max=result.overhead.late_max_s,
+        generator_cpu_share=result.overhead.cpu_share,
+        generator_cpu_per_request=result.overhead.cpu_per_request_s,
     )
 
 
-def medians(results: Sequence[RunResult]) -> RunResult:
-    """Field by field the median over runs of one load; label, workload and seed are the first run's."""
+def medians(results: Sequence[RunSummary]) -> RunSummary:
+    """Field by field the median over runs of one load; what is no figure, and the seed, are the first run's."""
     merged = {}
-    for spec in dataclasses.fields(RunResult):
+    for spec in dataclasses.fields(RunSummary):
         values = [getattr(result, spec.name) for result in results]
-        is_measured = spec.name not in ("label", "workload", "seed") and None not in values
+        is_measured = spec.name not in ("label", "workload", "mode", "seed") and None not in values
         merged[spec.name] = statistics.median(values) if is_measured else values[0]
-    return RunResult(**merged)
+    return RunSummary(**merged)
 
 
 def spread(values: Sequence[float]) -> float:
@@ -101,19 +120,27 @@ def _percent(share: float | None) -> str:
     return "n/a" if share is None else f"{share * 100:.1f} %"
 
 
-def describe(result: RunResult, num_runs: int, wall_spread: float) -> str:
+def describe(result: RunSummary, num_runs: int, wall_spread: float) -> str:
     """A few lines for a person."""
-    ttft = "/".join(map(_ms, (result.ttft_p50, result.ttft_p95)))
+    ttft = "/".join(map(_ms, (result.ttft_p50, result.ttft_p95, result.ttft_p99)))
     itl = "/".join(map(_ms, (result.itl_p50, result.itl_p95, result.itl_max)))
+    late = "/".join(map(_ms, (result.late_p50, result.late_p99, result.late_max)))
     cached = "the server does not tell"
     if result.cached_tok is not None:
         cached = f"{result.cached_tok:.0f} of {result.served_in_tok or result.in_tok:.0f}"
+        if result.counted_cached_tok is not None and result.counted_cached_tok != result.cached_tok:
+            cached += f" (the server's counter says {result.counted_cached_tok:.0f}: is there other traffic?)"
+    failed = f", {result.failed:.0f} FAILED" if result.failed else ""
     lines = [
-        f"== {result.label}  load {result.workload}: {result.requests:.0f} requests, {num_runs} run(s), spread {wall_spread:.2f}",
-        f"   total {result.wall_s:.2f} s   in {result.in_tok_s:.1f} tok/s   out {result.out_tok_s:.1f} tok/s ({result.out_tok:.0f} tokens)",
-        f"   TTFT p50/p95 {ttft} ms   time per output token p50 {_ms(result.tpot_p50)} ms",
+        f"== {result.label}  load {result.workload}, {result.mode}: {result.requests:.0f} requests{failed}, {num_runs} run(s), "
+        f"spread {wall_spread:.2f}",
+        f"   total {result.wall_s:.2f} s   {result.requests_s:.2f} requests/s   in {result.in_tok_s:.1f} tok/s   "
+        f"out {result.out_tok_s:.1f} tok/s ({result.out_tok:.0f} tokens)",
+        f"   TTFT p50/p95/p99 {ttft} ms   time per output token p50 {_ms(result.tpot_p50)} ms",
         f"   inter-token latency p50/p95/max {itl} ms",
         f"   cached prompt tokens {cached}; token hit rate {_percent(result.hit_rate)} (ideal {_percent(result.ideal_hit_rate)})",
+        f"   generator: sent late by p50/p99/max {late} ms; {result.generator_cpu_per_request * 1e3:.2f} ms CPU per request, "
+        f"{result.generator_cpu_share:.1%} of a core",
     ]
     return "\n".join(lines)
 

@@ -1,121 +1,175 @@
-"""python -m bench.serving: run loads against any OpenAI-compatible address and print latency, throughput and the cached share.
+"""python -m bench.serving: run workloads against any OpenAI-compatible address and print latency, throughput and the cached share.
 
 python -m bench.serving --url http://127.0.0.1:30000 --load A,B --repeats 3 --out bench/out/results.jsonl
-python -m bench.serving --load shared-prefix --num-groups 4 --prompts-per-group 16 --system-prompt-len 2048
+python -m bench.serving --workload shared-prefix --option num_groups=4 --option group_distribution=zipf --rate 2,4,8 --arrivals poisson
+python -m bench.serving --workload trace --option path=trace.jsonl --option block_len=32 --arrivals recorded
+python -m bench.serving --list
 """
 
 import argparse
-import asyncio
 import json
 import sys
 import time
 from pathlib import Path
 
+from bench.arrivals import ARRIVALS, ClosedLoop, Mode, OpenLoop, describe_mode
 from bench.client import RequestFailedError
-from bench.load import Target, flush, run_workload
-from bench.report import append_jsonl, describe, medians, spread
+from bench.load import Target, flush, run
+from bench.report import RunSummary, append_jsonl, describe, medians, spread, summarize
 from bench.words import Words, find_model_dir
-from bench.workloads import LOAD_NAMES, SharedPrefix, Workload, make_load, shared_prefix, warm_up
+from bench.workloads import LOAD_NAMES, WORKLOADS, describe_workloads, make_workload, parse_option
+from bench.workloads import warm_up as warm_up_workload
 
-SHARED_PREFIX = "shared-prefix"
+FAILURES = (RequestFailedError, OSError, TimeoutError)
 
 
-def add_load_arguments(parser: argparse.ArgumentParser, default_load: str) -> None:
-    """The flags that choose the load; shared with bench.compare."""
-    defaults = SharedPrefix()
+def add_load_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+    """The flags that choose the load."""
+    parser.add_argument("--workload", "--load", default=default, help=f"comma-separated: {', '.join(WORKLOADS)} (default: %(default)s)")
     parser.add_argument(
-        "--load", default=default_load, help=f"comma-separated: {', '.join(LOAD_NAMES)} or {SHARED_PREFIX} (default: %(default)s)"
+        "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of the workload, see bench.serving --list"
     )
+    parser.add_argument("--concurrency", type=int, help="closed loop: requests at a time (default: the workload's own)")
     parser.add_argument("--seed", type=int, default=1, help="of the first repeat; each repeat takes the next (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each load (default: %(default)s)")
     parser.add_argument("--out", type=Path, help="append one JSON line per run to this file")
     parser.add_argument("--model-dir", type=Path, help="directory with the server's tokenizer.json (default: that of the default model)")
-    shape = parser.add_argument_group(f"--load {SHARED_PREFIX}")
-    shape.add_argument("--num-groups", type=int, default=defaults.num_groups)
-    shape.add_argument("--prompts-per-group", type=int, default=defaults.prompts_per_group)
-    shape.add_argument("--system-prompt-len", type=int, default=defaults.system_prompt_len, help="shared tokens of a group")
-    shape.add_argument("--question-len", type=int, default=defaults.question_len, help="own tokens of a prompt")
-    shape.add_argument("--output-len", type=int, default=defaults.output_len)
-    shape.add_argument("--concurrency", type=int, default=defaults.concurrency)
 
 
-def load_from_arguments(args: argparse.Namespace, name: str, words: Words, seed: int) -> Workload:
-    if name != SHARED_PREFIX:
-        return make_load(name, words.ids, seed)
-    shape = SharedPrefix(
-        args.num_groups, args.prompts_per_group, args.system_prompt_len, args.question_len, args.output_len, args.concurrency
-    )
-    return shared_prefix(words.ids, seed, shape)
+def _option(text: str) -> tuple[str, object]:
+    try:
+        return parse_option(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def check_load_arguments(parser: argparse.ArgumentParser, args: argparse.Namespace) -> list[str]:
-    """The load names; ends with a sentence on a wrong one."""
-    names: list[str] = args.load.split(",")
+    """The workloads' names; ends with a sentence on a wrong one."""
+    names: list[str] = args.workload.split(",")
     for name in names:
-        if name != SHARED_PREFIX and name not in LOAD_NAMES:
-            parser.error(f"--load: expected {', '.join(LOAD_NAMES)} or {SHARED_PREFIX}, got {name!r}")
-    if args.repeats < 1:
-        parser.error(f"--repeats: expected at least 1, got {args.repeats}")
+        if name not in WORKLOADS:
+            parser.error(f"--workload: expected {', '.join(WORKLOADS)}, got {name!r}")
+    for flag in ("repeats", "concurrency"):
+        if getattr(args, flag) is not None and getattr(args, flag) < 1:
+            parser.error(f"--{flag}: expected at least 1, got {getattr(args, flag)}")
     return names
 
 
+def _rates(text: str) -> list[float]:
+    try:
+        rates = [float(item) for item in text.split(",")]
+    except ValueError:
+        rates = []
+    if not rates or not all(0 < rate < float("inf") for rate in rates):
+        raise argparse.ArgumentTypeError(f"expected requests per second, comma-separated, got {text!r}")
+    return rates
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.serving", description="Closed-loop load generator for streaming /v1/completions."
-    )
+    parser = argparse.ArgumentParser(prog="python -m bench.serving", description="Load generator for streaming /v1/completions.")
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="address of the server (default: %(default)s)")
     parser.add_argument("--path", default="/v1/completions", help="(default: %(default)s)")
     parser.add_argument("--model", default="default", help="model name in the request (default: %(default)s)")
-    parser.add_argument(
-        "--send", choices=["ids", "text"], default="ids", help="how prompts are sent; load D is text always (default: %(default)s)"
-    )
+    parser.add_argument("--send", choices=["ids", "text"], default="ids", help="how prompts are sent (default: %(default)s)")
+    parser.add_argument("--api-key", help="sent as a bearer token")
     parser.add_argument("--extra", type=json.loads, default={}, help="JSON merged into each request; null drops a field")
     parser.add_argument("--label", default="run", help="name of the server in the output (default: %(default)s)")
+    parser.add_argument("--rate", type=_rates, help="open loop: arrivals per second, or several, one run for each: 2,4,8")
+    parser.add_argument(
+        "--arrivals", choices=ARRIVALS, default="poisson", help="open loop; recorded: the trace's own (default: %(default)s)"
+    )
     parser.add_argument("--flush", action="store_true", help="POST /flush_cache before each run")
     parser.add_argument("--no-warm-up", action="store_true", help="do not send two small runs first")
-    add_load_arguments(parser, default_load=",".join(LOAD_NAMES))
+    parser.add_argument("--records", type=Path, help="append one JSON line per request to this file")
+    parser.add_argument("--list", action="store_true", help="name the workloads and their options, and end")
+    add_load_arguments(parser, default=",".join(LOAD_NAMES))
     return parser
 
 
-async def run_load(args: argparse.Namespace, target: Target, words: Words, name: str) -> bool:
-    """All repeats of one load, with their report; False if every run failed."""
-    results = []
+def _modes(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Mode | None]:
+    """None: a closed loop with the workload's own concurrency."""
+    if args.arrivals == "recorded" or args.rate:
+        if args.concurrency:
+            parser.error("--concurrency: expected a closed loop, got --rate or --arrivals recorded too")
+        try:
+            return [OpenLoop(rate, args.arrivals, args.seed) for rate in args.rate or [None]]
+        except ValueError as error:
+            parser.error(f"--rate: {error}")
+    return [ClosedLoop(args.concurrency) if args.concurrency else None]
+
+
+async def warm_up(target: Target, words: Words) -> None:
+    """Raises RequestFailedError if the server does not answer."""
+    # never the same prompts twice, or a warm server would re-use them
+    workload = warm_up_workload(words, time.time_ns())
+    result = await run(workload, target, ClosedLoop(workload.concurrency))
+    if result.errors:
+        raise RequestFailedError(str(result.errors[0].error))
+
+
+async def run_load(args: argparse.Namespace, target: Target, words: Words, name: str, wished: Mode | None) -> bool:
+    """All repeats of one load, with their report; False if anything failed."""
+    summaries: list[RunSummary] = []
+    is_fine = True
     for seed in range(args.seed, args.seed + args.repeats):
+        workload = make_workload(name, words, seed, **dict(args.option))
+        mode = wished or ClosedLoop(workload.concurrency)
         try:
             if args.flush:
                 await flush(args.url)
-            result = await run_workload(target, words, load_from_arguments(args, name, words, seed), label=args.label, seed=seed)
-        except (RequestFailedError, OSError, TimeoutError) as error:
-            # a server that cannot serve a load is a result too
-            print(f"== {args.label}  load {name} seed {seed}: FAILED: {error}", flush=True)
-            if args.out:
-                append_jsonl(args.out, {"label": args.label, "workload": name, "seed": seed, "error": str(error)[:400]})
+            result = await run(workload, target, mode, records_path=args.records, label=args.label, show_progress=True)
+        except FAILURES as error:
+            is_fine = _tell_failure(args, name, seed, describe_mode(mode), str(error))
             continue
-        results.append(result)
+        if result.errors:
+            # a server that cannot serve a load is a result too
+            is_fine = _tell_failure(
+                args, name, seed, result.mode, f"{len(result.errors)} of {len(result.records)}: {result.errors[0].error}"
+            )
+        if not result.served:
+            continue
+        summaries.append(summarize(args.label, seed, result))
         if args.out:
-            append_jsonl(args.out, result)
-    if results:
-        print(describe(medians(results), len(results), spread([result.wall_s for result in results])), flush=True)
-    return bool(results)
+            append_jsonl(args.out, summaries[-1])
+    if summaries:
+        print(workload.description)
+        print(describe(medians(summaries), len(summaries), spread([summary.wall_s for summary in summaries])), flush=True)
+    return is_fine
+
+
+def _tell_failure(args: argparse.Namespace, name: str, seed: int, mode: str, error: str) -> bool:
+    print(f"== {args.label}  load {name}, {mode}, seed {seed}: FAILED: {error}", flush=True)
+    if args.out:
+        append_jsonl(args.out, {"label": args.label, "workload": name, "mode": mode, "seed": seed, "error": error[:400]})
+    return False
 
 
 async def _main() -> int:
     parser = _parser()
     args = parser.parse_args()
-    names = check_load_arguments(parser, args)
+    if args.list:
+        print("\n".join(describe_workloads()))
+        return 0
+    names, modes = check_load_arguments(parser, args), _modes(args, parser)
     words = Words(find_model_dir(args.model_dir))
-    target = Target(args.url, args.model, args.path, args.send == "text", args.extra)
+    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
     try:
+        target = Target(args.url, args.model, args.path, args.send == "text", args.extra, headers)
+        for name in names:
+            make_workload(name, words, args.seed, **dict(args.option))
         if not args.no_warm_up:
-            for _ in range(2):
-                # never the same prompts twice, or a warm server would re-use them
-                await run_workload(target, words, warm_up(words.ids, time.time_ns()), label=args.label, seed=0)
-    except (RequestFailedError, OSError, TimeoutError) as error:
+            await warm_up(target, words)
+            await warm_up(target, words)
+        done = [await run_load(args, target, words, name, mode) for name in names for mode in modes]
+    except ValueError as error:
+        parser.error(str(error))
+    except FAILURES as error:
         print(f"warm-up against {args.url} failed: {error}", file=sys.stderr)
         return 1
-    succeeded = [await run_load(args, target, words, name) for name in names]
-    return 0 if all(succeeded) else 1
+    return 0 if all(done) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(_main()))
+    import uvloop
+
+    sys.exit(uvloop.run(_main()))

@@ -1,7 +1,22 @@
 """Token ids and text, for prompts made of whole words: ids -> text -> ids is the identity, so a server sees the same tokens either way."""
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
+
+
+class Vocabulary(Protocol):
+    """What the workloads need of a tokenizer."""
+
+    @property
+    def ids(self) -> Sequence[int]:
+        """Tokens that are whole words."""
+        ...
+
+    def text(self, ids: list[int]) -> str: ...
+
+    def encode(self, text: str) -> list[int]: ...
 
 
 class Words:

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.report import percentile
+from bench.records import percentile
 from bench.simulator.bounds import best_hits
 from bench.simulator.load import Load
 from bench.simulator.replica import Replica

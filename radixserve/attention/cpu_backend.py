@@ -25,7 +25,6 @@ class _Layer(ctypes.Structure):
         *(
             (name, ctypes.c_int64)
             for name in (
-                "num_tokens",
                 "q_token_stride",
                 "q_head_stride",
                 "k_token_stride",
@@ -112,11 +111,10 @@ class CpuBackend:
             pool.v(layer).data_ptr(),
             out.data_ptr(),
             batch.out_slots.data_ptr(),
-            num_tokens,
             *q.stride()[:2],
             *k.stride()[:2],
             *v.stride()[:2],
         )
-        if self._library.radixserve_attention_run(self.handle, ctypes.addressof(arguments)):
+        if self._library.radixserve_attention_run(self.handle, ctypes.addressof(arguments), num_tokens):
             raise MemoryError("CpuBackend: no memory for the kernel's scratch")
         return out

@@ -13,7 +13,8 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "radixserve_attention_delete": (None, [_POINTER]),
     "radixserve_attention_plan": (_INT, [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER]),
     "radixserve_attention_num_shared_tiles": (_INT, [_POINTER]),
-    "radixserve_attention_run": (_INT, [_POINTER, _POINTER]),
+    "radixserve_attention_run": (_INT, [_POINTER, _POINTER, _INT64]),
+    "radixserve_sample": (_INT, [_INT64, _POINTER, _POINTER, _INT64, _INT64, *[_POINTER] * 6]),
     "radixserve_decoder_dtypes": (_INT, []),
     "radixserve_decoder_pack": (None, [_POINTER, _INT64, _INT64, _INT, _POINTER]),
     "radixserve_decoder_new": (_POINTER, [_INT, _POINTER, ctypes.c_float, *[_POINTER] * 4]),
@@ -39,3 +40,8 @@ def load_library() -> ctypes.CDLL:
     except (OSError, AttributeError) as error:
         raise KernelBuildError(f"{path} cannot be loaded: {error}") from error
     return library
+
+
+def loaded_library() -> ctypes.CDLL | None:
+    """The library if this process has loaded it; builds nothing."""
+    return load_library() if load_library.cache_info().currsize else None

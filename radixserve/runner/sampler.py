@@ -8,9 +8,12 @@ Greedy (temperature 0 or top_k 1): argmax of the float32 logits, the lowest id a
   5. draw    the first id, in the order of ids, at which the running sum of the kept p exceeds u * (their total)
 A row's token depends on its own logits, settings and u alone, never on the rows beside it.
 
+On a CPU whose native library is there, all of this is one call (native/csrc/sampler.cpp); elsewhere torch does it.
+
 A NaN logit counts as -inf and +inf as the largest float. A row without any finite logit gives token 0 and is logged.
 """
 
+import ctypes
 import logging
 from dataclasses import dataclass
 
@@ -18,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+
+from radixserve.native import loaded_library
 
 _LOG = logging.getLogger(__name__)
 _NO_TOP_K = np.iinfo(np.int64).max
@@ -50,6 +55,10 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     if len(greedy):
         index = torch.from_numpy(greedy).to(logits.device)
         token_ids.index_copy_(0, index, _argmax(logits.index_select(0, index)))
+    library = loaded_library() if logits.device.type == "cpu" else None
+    if library is not None:
+        _draw_natively(library, logits, rows, drawn, token_ids)
+        return token_ids
     index = torch.from_numpy(drawn).to(logits.device)
     token_ids.index_copy_(0, index, _draw(logits.index_select(0, index), rows, drawn))
     return token_ids
@@ -72,8 +81,31 @@ def _clean(logits: torch.Tensor) -> torch.Tensor:
     clean = torch.nan_to_num(logits.float(), nan=-torch.inf, posinf=_MAX, neginf=-torch.inf)
     num_empty = int((clean.amax(dim=-1) == -torch.inf).sum())
     if num_empty:
-        _LOG.warning("sampler: %d of %d rows have no finite logit; token 0 is given for them", num_empty, clean.shape[0])
+        _warn_of_empty(num_empty, clean.shape[0])
     return clean
+
+
+def _warn_of_empty(num_empty: int, n: int) -> None:
+    _LOG.warning("sampler: %d of %d rows have no finite logit; token 0 is given for them", num_empty, n)
+
+
+def _draw_natively(
+    library: ctypes.CDLL, logits: torch.Tensor, rows: SamplingRows, which: npt.NDArray[np.int64], token_ids: torch.Tensor
+) -> None:
+    """Write token_ids[row] for each row in `which`."""
+    n, vocab_size = len(which), logits.shape[1]
+    assert logits.dtype == torch.float32 and logits.stride(1) == 1, f"sample: expected dense float32 rows, got {logits.dtype}"
+    top_k = rows.top_k[which]
+    top_k = np.where(top_k < 1, _NO_TOP_K, top_k)
+    temperature = np.maximum(rows.temperature[which], _TINY).astype(np.float32)
+    top_p, min_p, uniform = rows.top_p[which], rows.min_p[which].astype(np.float32), rows.uniform[which]
+    settings = [of_rows.ctypes.data for of_rows in (temperature, top_k, top_p, min_p, uniform)]
+    if library.radixserve_sample(n, which.ctypes.data, logits.data_ptr(), logits.stride(0), vocab_size, *settings, token_ids.data_ptr()):
+        raise MemoryError("sample: no memory for a row's weights")
+    is_empty = token_ids < 0
+    if bool(is_empty.any()):
+        _warn_of_empty(int(is_empty.sum()), n)
+        token_ids.clamp_(min=0)
 
 
 def _draw(logits: torch.Tensor, rows: SamplingRows, which: npt.NDArray[np.int64]) -> torch.Tensor:

@@ -170,6 +170,17 @@ def test_bits_do_not_depend_on_how_a_prompt_is_cut(dtype: torch.dtype, head_dim:
         assert torch.equal(torch.cat(pieces), whole), cuts
 
 
+@pytest.mark.parametrize("head_dim", [34, 96])
+@pytest.mark.parametrize("group", [1, 2, 4, 5, 6, 7])
+def test_bits_of_few_queries_are_those_of_many(group: int, head_dim: int) -> None:
+    """Up to six rows of queries multiply the pool's rows where they lie, more are multiplied with packed ones."""
+    world = World(400, 1, (2 * group, 2), head_dim)
+    sequence = world.sequence(300)
+    (whole,) = world.step([(sequence, 0, 300)])
+    for end in (1, 2, 17, 31, 255, 256, 257, 289, 300):
+        assert torch.equal(world.step([(sequence, end - 1, end)])[0], whole[end - 1 : end]), end
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bits_do_not_depend_on_the_batch_its_groups_or_threads(dtype: torch.dtype) -> None:
     """A tree of prefixes: all rows share 300 tokens, half of them 900, two 1100; each decodes alone, in the batch, shared or not."""

@@ -31,7 +31,7 @@ RAW = {
 STEPS = [
     [(0, 700), (0, 5), (0, 1), (0, 33)],
     [(700, 1), (5, 1), (1, 1), (33, 1)],
-    [(701, 1), (6, 1), (2, 14)],  # 16 rows are normed by every thread for itself, 17 are not
+    [(701, 1), (6, 1), (2, 14)],  # up to 8 rows are normed in one piece
     [(702, 1), (7, 1), (16, 15)],
     [(703, 1), (34, 400)],
 ]

@@ -7,10 +7,25 @@ import pytest
 import torch
 
 from radixserve.core import SamplingParams
+from radixserve.native import KernelBuildError, load_library, loaded_library
+from radixserve.runner import sampler
 from radixserve.runner.random import uniforms
 from radixserve.runner.sampler import SamplingRows, sample
 
 INF = float("inf")
+
+
+@pytest.fixture(autouse=True, params=["native", "torch"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to draw: the native call, and torch's operations."""
+    if request.param == "torch":
+        monkeypatch.setattr(sampler, "loaded_library", lambda: None)
+        return
+    try:
+        load_library()
+    except KernelBuildError as error:
+        pytest.skip(str(error))
+    assert loaded_library() is not None
 
 
 def make_rows(settings: list[SamplingParams], uniform: np.ndarray | list[float]) -> SamplingRows:
@@ -75,6 +90,17 @@ def test_equals_the_reference(vocab_size: int, spread: float) -> None:
     uniform = rng.random(60)
     got = sample(logits, make_rows(settings, uniform)).tolist()
     assert got == [reference(row, s, u) for row, s, u in zip(logits.tolist(), settings, uniform)]
+
+
+def test_both_ways_draw_the_same_from_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(11)
+    settings = [random_settings(rng) for _ in range(40)]
+    logits = torch.from_numpy((rng.standard_normal((40, 49152)) * rng.choice([0.5, 2.0, 5.0], size=(40, 1))).astype(np.float32))
+    rows = make_rows(settings, rng.random(40))
+    padded = torch.nn.functional.pad(logits, (0, 64), value=99.0)[:, :49152]  # as the runner cuts off a head's padding
+    got = sample(padded, rows)
+    monkeypatch.setattr(sampler, "loaded_library", lambda: None)
+    assert got.tolist() == sample(logits, rows).tolist()
 
 
 @pytest.mark.parametrize("vocab_size", [20, 2000])

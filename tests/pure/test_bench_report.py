@@ -1,18 +1,17 @@
-"""The figures of bench/: percentiles, step clocks from /metrics, the bound of a comparison, the floor of time to first token."""
+"""The figures of bench/: percentiles, summaries, what /metrics says, the floor of time to first token."""
 
 import json
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
-from bench.client import Completion
-from bench.compare import Pair, Run, describe_pairs
-from bench.report import append_jsonl, describe, medians, percentile, spread, summarize
-from bench.servers import Server, ServerStartError, StepClock, parse_step_clock
+from bench.metrics import growth, parse_metrics
+from bench.records import Overhead, RequestRecord, RunResult, percentile
+from bench.report import append_jsonl, describe, medians, spread, summarize
+from bench.servers import Server, ServerStartError
 from bench.ttft import ModelShape, TtftPair, read_model_shape
-from bench.workloads import make_load
 
-WORD_IDS = range(1000, 5000)
 METRICS = """\
 # TYPE radixserve_step_seconds_total counter
 radixserve_step_seconds_total{part="tree"} 0.25
@@ -25,8 +24,14 @@ something_else 7
 """
 
 
-def completion(ttft: float, gaps: tuple[float, ...], cached: int | None, prompt: int | None = 100) -> Completion:
-    return Completion(0.0, 1.0, ttft, gaps, sum(gaps) / len(gaps), "x", len(gaps) + 1, prompt, cached)
+def record(ttft: float, gaps: tuple[float, ...], cached: int | None, prompt: int | None = 100, error: str | None = None) -> RequestRecord:
+    times = tuple(accumulate((1.0 + ttft, *gaps)))
+    return RequestRecord("r", "g", 0.9, 1.0, times[0], times, times[-1], prompt, cached, len(times), error, "x", 100)
+
+
+def result(wall_s: float, *records: RequestRecord, ideal: float = 0.5, after: dict[str, float] | None = None) -> RunResult:
+    overhead = Overhead(0.001, 0.002, 0.003, 0.1, 0.05, 0.0004)
+    return RunResult("A", "2 at a time", wall_s, ideal, records, {} if after else None, after, overhead)
 
 
 def test_percentile() -> None:
@@ -37,23 +42,32 @@ def test_percentile() -> None:
 
 
 def test_summary_of_a_run() -> None:
-    load = make_load("E", WORD_IDS, 1)
-    result = summarize("x", load, 1, 200, 2.0, [completion(0.1, (0.2, 0.4), 0), completion(0.3, (0.6, 0.8), 90)])
-    assert (result.in_tok_s, result.out_tok_s, result.out_tok) == (100.0, 3.0, 6)
-    assert (result.ttft_p50, result.itl_p50, result.itl_max) == (0.3, 0.6, 0.8)
-    assert result.tpot_p50 == pytest.approx(0.5)
-    assert (result.cached_tok, result.served_in_tok, result.hit_rate, result.cached_requests) == (90, 200, 0.45, 1)
+    summary = summarize("x", 1, result(2.0, record(0.1, (0.2, 0.4), 0), record(0.3, (0.6, 0.8), 90), record(9.0, (9.0,), 50, error="no")))
+    assert (summary.in_tok, summary.in_tok_s, summary.out_tok_s, summary.out_tok) == (200, 100.0, 3.0, 6)
+    assert (summary.requests, summary.failed, summary.requests_s) == (2, 1, 1.0)
+    assert (summary.ttft_p50, summary.itl_p50, summary.itl_max) == pytest.approx((0.3, 0.6, 0.8))
+    assert summary.tpot_p50 == pytest.approx(0.5)
+    assert (summary.cached_tok, summary.served_in_tok, summary.hit_rate, summary.cached_requests) == (90, 200, 0.45, 1)
+    text = describe(summary, 1, 1.0)
+    assert "requests, 1 FAILED" in text
+    assert "sent late by p50/p99/max 1.0/2.0/3.0 ms; 0.40 ms CPU per request, 5.0% of a core" in text
+
+
+def test_the_servers_counter_is_compared() -> None:
+    one = record(0.1, (0.2,), 30)
+    assert "counter" not in describe(summarize("x", 1, result(1.0, one, after={"sglang:cached_tokens_total": 30.0})), 1, 1.0)
+    told = describe(summarize("x", 1, result(1.0, one, after={'vllm:prefix_cache_hits_total{engine="0"}': 45.0})), 1, 1.0)
+    assert "30 of 100 (the server's counter says 45: is there other traffic?)" in told
 
 
 def test_a_server_that_tells_nothing_of_re_use() -> None:
-    result = summarize("x", make_load("A", WORD_IDS, 1), 1, 200, 2.0, [completion(0.1, (0.2,), None, None)])
-    assert (result.cached_tok, result.hit_rate, result.served_in_tok) == (None, None, None)
-    assert "the server does not tell; token hit rate n/a (ideal 82.4 %)" in describe(result, 1, 1.0)
+    summary = summarize("x", 1, result(2.0, record(0.1, (0.2,), None, None), ideal=0.824))
+    assert (summary.cached_tok, summary.hit_rate, summary.served_in_tok, summary.counted_cached_tok) == (None, None, None, None)
+    assert "the server does not tell; token hit rate n/a (ideal 82.4 %)" in describe(summary, 1, 1.0)
 
 
 def test_medians_are_by_field_and_keep_the_unknown() -> None:
-    load = make_load("E", WORD_IDS, 1)
-    runs = [summarize("x", load, seed, 100, wall, [completion(0.1, (0.2,), None)]) for seed, wall in ((1, 5.0), (2, 1.0), (3, 2.0))]
+    runs = [summarize("x", seed, result(wall, record(0.1, (0.2,), None))) for seed, wall in ((1, 5.0), (2, 1.0), (3, 2.0))]
     merged = medians(runs)
     assert (merged.wall_s, merged.in_tok_s, merged.seed, merged.label, merged.cached_tok) == (2.0, 50.0, 1, "x", None)
     assert spread([run.wall_s for run in runs]) == 5.0
@@ -61,61 +75,22 @@ def test_medians_are_by_field_and_keep_the_unknown() -> None:
 
 def test_jsonl_keeps_one_record_a_line(tmp_path: Path) -> None:
     path = tmp_path / "new" / "out.jsonl"
-    append_jsonl(path, summarize("x", make_load("E", WORD_IDS, 1), 1, 100, 2.0, [completion(0.1, (0.2,), 50)]))
+    append_jsonl(path, summarize("x", 1, result(2.0, record(0.1, (0.2,), 50))))
     append_jsonl(path, {"label": "x", "error": "no"})
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert records[0]["hit_rate"] == 0.5
     assert records[1] == {"label": "x", "error": "no"}
 
 
-def test_step_clock_from_metrics() -> None:
-    clock = parse_step_clock(METRICS)
-    assert clock.parts == {"tree": 0.25, "schedule": 0.75, "forward": 99.0}
-    assert clock.prefill_share == pytest.approx(0.8)
-    assert clock.share("tree", "schedule") == pytest.approx(0.01)
-    later = StepClock({"tree": 1.25, "schedule": 0.75, "forward": 100.0}, 81.0).since(clock)
-    assert (later.parts["tree"], later.total_s, later.mixed_s) == (1.0, 2.0, 1.0)
-
-
-def test_decode_rows_of_mixed_steps_are_no_prefill() -> None:
-    """80 s of mixed steps with 100 decode rows in them, which cost 0.1 s each in the steps of their own."""
-    clock = StepClock({"forward": 100.0}, mixed_s=80.0, mixed_decode_rows=100, decode_s=20.0, decode_rows=200)
-    assert clock.mixed_share == pytest.approx(0.8)
-    assert clock.prefill_share == pytest.approx(0.7)
-
-
-def test_step_clock_without_such_counters() -> None:
-    clock = parse_step_clock("# TYPE up gauge\nup 1\n")
-    assert clock.prefill_share is None
-    assert clock.share("tree") is None
-
-
-def pair_of(on_wall_s: float, off_wall_s: float, clock: StepClock, cached: int | None = 80) -> Pair:
-    load = make_load("A", WORD_IDS, 1)
-    on = summarize("on", load, 1, 100, on_wall_s, [completion(0.1, (0.2,), cached)])
-    off = summarize("off", load, 1, 100, off_wall_s, [completion(0.1, (0.2,), 0)])
-    return Pair(Run(on, clock), Run(off, clock))
-
-
-def test_the_bound_of_a_comparison() -> None:
-    """h = 0.8 and f = 0.75: at most 1 / (1 - 0.6) = 2.5 times faster."""
-    clock = StepClock({"tree": 0.5, "forward": 99.5}, 75.0)
-    pair = pair_of(10.0, 22.0, clock)
-    assert pair.ratio == 2.2
-    assert pair.bound == pytest.approx(2.5)
-    text = describe_pairs("A", [pair, pair])
-    assert "total time off/on 2.200 (pairs 2.200, 2.200; spread 1.00)" in text
-    assert "1/(1 - h f) = 2.500 with h 0.800, f 0.750 (with the decode rows of mixed steps 0.750); " in text
-    assert "ratio over bound 0.880; goal at least 0.85: met" in text
-    assert "MISSED" in describe_pairs("A", [pair_of(10.0, 21.0, clock)])
-    assert "tree and scheduler 0.500% of the step time with re-use on (tree 0.50%, forward 99.50%)" in text
-    assert "goal at most 1%: met" in describe_pairs("B", [pair])
-
-
-def test_a_comparison_without_step_seconds_says_so() -> None:
-    text = describe_pairs("A", [pair_of(10.0, 22.0, StepClock({}, 0.0))])
-    assert "1/(1 - h f): unknown" in text
-    assert "tree and scheduler: unknown" in text
+def test_metrics_are_read_by_name_and_labels() -> None:
+    text = METRICS + 'a_total{model_name="m",tier="x y}"} 3\na_total{model_name="n",tier="x y}"} 4 1700\nbroken\nb{le="+Inf"} 1\n'
+    figures = parse_metrics(text)
+    assert figures['a_total{tier="x y}"}'] == 7.0
+    assert figures['radixserve_step_seconds_total{part="forward"}'] == 99.0
+    assert (figures["something_else"], figures['b{le="+Inf"}'], "broken" in figures) == (7.0, 1.0, False)
+    assert parse_metrics(text, ("something",)) == {"something_else": 7.0}
+    assert growth({"a_total": 1.0}, figures, "no_such", "a_total") == 7.0
+    assert growth({}, figures, "no_such") is growth(None, figures, "a_total") is None
 
 
 def test_the_floor_of_time_to_first_token() -> None:

@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "attention_plan.h"
+#include "narrow.h"
 #include "partial.h"
 
 namespace radixserve {
@@ -23,6 +24,14 @@ struct AttentionShape {
 template <class T, class Dot>
 class Kernel {
     typedef typename PackedType<Dot>::type Packed;
+    // where one block of one KV head lies
+    struct Rows {
+        const T *keys[BLOCK], *values[BLOCK];
+        int num_tokens;
+        void go_to_next_head(int head_dim) {
+            for (int i = 0; i < num_tokens; ++i) keys[i] += head_dim, values[i] += head_dim;
+        }
+    };
 
   public:
     Kernel(const AttentionShape& shape, const Plan& plan, const Step& step, const AttentionLayer& layer, float* partials)
@@ -37,7 +46,7 @@ class Kernel {
         const size_t dim = round_up(shape.head_dim, VL * Dot::per_word);
         // a unit with several heads is narrow, or a single query
         const size_t all_rows = max_rows + size_t(shape.num_kv_heads) * std::max(MAX_NARROW_ROWS, shape.group_size());
-        return 2 * BLOCK * dim + VL * dim + 2 * max_rows * BLOCK + max_rows * dim + 2 * all_rows * dim + 2 * all_rows + 8 * 16;
+        return BLOCK * dim + VL * dim + 2 * max_rows * BLOCK + max_rows * dim + 2 * all_rows * dim + 2 * all_rows + 8 * 16;
     }
 
     void write(int64_t begin, int64_t end) const {
@@ -57,8 +66,7 @@ class Kernel {
         const int group = shape_.group_size(), num_rows = tile.num_queries * group;
         const int dim = padded_dim_, dim_words = dim / Dot::per_word;
         const int num_heads = unit.kv_end - unit.kv_begin;
-        Word* const keys = take(scratch, int64_t(BLOCK) * dim_words);
-        Word* const packed_values = take(scratch, int64_t(BLOCK) * dim);
+        Word* const packed = take(scratch, int64_t(BLOCK) * dim);
         float* const converted = take(scratch, VL * dim);
         float* const scores = take(scratch, num_rows * BLOCK);
         Word* const weights = take(scratch, num_rows * BLOCK);
@@ -85,9 +93,7 @@ class Kernel {
                 rows.go_to_next_head(shape_.head_dim);
             }
             const int num_tokens = rows.num_tokens, width = round_up(num_tokens, 32);
-            pack_keys<Dot>(rows.keys, num_tokens, width, shape_.head_dim, dim, converted, keys);
-            product<Dot>(num_rows, width, dim_words, queries, dim_words, keys, scores, BLOCK);
-            pack_values(Dot(), rows.values, num_tokens, width, shape_.head_dim, dim, packed_values);
+            multiply_keys(rows, num_rows, width, queries, converted, packed, scores);
             MaxAndSum of_rows[MAX_LOCAL_ROWS];
             for (int row = 0; row < num_rows; ++row) {
                 const int visible = plan_.positions[tile.first_query + row / group] + 1 - block * BLOCK;
@@ -96,7 +102,7 @@ class Kernel {
             }
             float* to = is_folding ? values : partial(tile, kv_head, block, 0);
             const int to_stride = is_folding ? dim : stride_;
-            product<Dot>(num_rows, dim, width / Dot::per_word, weights, BLOCK / Dot::per_word, packed_values, to, to_stride);
+            multiply_values(rows, num_rows, width, weights, packed, to, to_stride);
             for (int row = 0; row < num_rows; ++row) {
                 if (is_folding) {
                     fold(sums + row * dim, states[row], values + row * dim, of_rows[row], dim);
@@ -131,6 +137,28 @@ class Kernel {
     }
 
   private:
+    // scores [num_rows, BLOCK] of one block's keys
+    void multiply_keys(const Rows& rows, int num_rows, int width, const Word* queries, float* converted, Word* packed, float* scores) const {
+        const int dim = padded_dim_, words = dim / Dot::per_word;
+#if defined(RADIXSERVE_PAIR_DOT)
+        if constexpr (sizeof(T) == 2 && Dot::per_word == 2)
+            if (is_narrow_product(num_rows, shape_.head_dim))
+                return score_narrow(num_rows, rows.keys, rows.num_tokens, width, shape_.head_dim, dim, queries, scores, BLOCK);
+#endif
+        pack_keys<Dot>(rows.keys, rows.num_tokens, width, shape_.head_dim, dim, converted, packed);
+        product<Dot>(num_rows, width, words, queries, words, packed, scores, BLOCK);
+    }
+    // weights [num_rows, BLOCK] times one block's values
+    void multiply_values(const Rows& rows, int num_rows, int width, const Word* weights, Word* packed, float* out, int stride) const {
+        const int steps = BLOCK / Dot::per_word;
+#if defined(RADIXSERVE_PAIR_DOT)
+        if constexpr (sizeof(T) == 2 && Dot::per_word == 2)
+            if (is_narrow_product(num_rows, shape_.head_dim))
+                return mix_narrow(num_rows, rows.values, rows.num_tokens, width, shape_.head_dim, padded_dim_, weights, steps, out, stride);
+#endif
+        pack_values(Dot(), rows.values, rows.num_tokens, width, shape_.head_dim, padded_dim_, packed);
+        product<Dot>(num_rows, padded_dim_, width / Dot::per_word, weights, steps, packed, out, stride);
+    }
     static float* take(float*& scratch, int64_t n) {
         float* const taken = scratch;
         scratch += (n + 15) / 16 * 16;
@@ -155,14 +183,6 @@ class Kernel {
                 copy_row(from, shape_.head_dim, reinterpret_cast<Packed*>(to) + int64_t(query * group + i) * padded_dim_);
             }
     }
-    // where one block of one KV head lies
-    struct Rows {
-        const T *keys[BLOCK], *values[BLOCK];
-        int num_tokens;
-        void go_to_next_head(int head_dim) {
-            for (int i = 0; i < num_tokens; ++i) keys[i] += head_dim, values[i] += head_dim;
-        }
-    };
     void find_rows(const Tile& tile, int kv_head, int block, Rows& rows) const {
         const int32_t* pages = step_.kv_indices + step_.kv_indptr[tile.row];
         int page = block * BLOCK / shape_.page_size, offset = block * BLOCK % shape_.page_size;

@@ -1,6 +1,6 @@
-// A decoder's step. Whole, with attention.h, in one parallel region: forward(). Or between attentions of another kind, each stretch a
-// region of its own: begin() up to the first q, k, v; then for every layer advance() from its attention's result to the next q, k, v, or to
-// the final norm. The bits are the same. Knows nothing of requests or logits wanted.
+// A decoder's step as phases of a team's job. Whole, with attention.h, in one job: forward(). Or between attentions of another kind, each
+// stretch a job of its own: begin() up to the first q, k, v; then for every layer advance() from its attention's result to the next q, k, v,
+// or to the final norm. The bits are the same. Knows nothing of requests or logits wanted.
 #pragma once
 #include <omp.h>
 
@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "row_ops.h"
+#include "team.h"
 
 namespace radixserve {
 
@@ -33,7 +34,7 @@ private:
     int64_t size_ = 0;
 };
 
-// wall seconds so far, as thread 0 sees them: waiting for the other threads counts to the part that is waited for
+// wall seconds so far, of the phases of each kind
 struct Seconds {
     double attention = 0, products = 0, row_ops = 0, head = 0;
 };
@@ -45,8 +46,8 @@ struct Pools {
     const int64_t* out_slots;  // [n]
 };
 
-// up to here every thread norms all rows for itself, which takes less time than to wait for the others
-constexpr int64_t MAX_ROWS_NORMED_BY_ALL = 16;
+// one thread does so many rows before it pays to share them
+constexpr int64_t LEAST_ROWS_NORMED = 8, LEAST_ROWS_ROTATED = 4;
 
 struct Shape {
     int64_t hidden, intermediate, num_heads, num_kv_heads, head_dim, vocab;
@@ -56,7 +57,7 @@ struct Shape {
 };
 
 template <class T>
-class Decoder {
+class Decoder final : Work {
     static constexpr int64_t PER_WORD = 4 / sizeof(T);
     // rows of an operand are so far apart that many of them do not fall into one set of the cache
     static constexpr int64_t PADDING = 64 / sizeof(T);
@@ -86,60 +87,53 @@ public:
 
     // ids, positions [n] -> `out` [n, hidden], normed, through attention as it was planned. False: no memory.
     bool forward(int64_t n, const int64_t* ids, const int64_t* positions, Attention& attention, const Pools& pools, T* out) {
-        const int num_threads = attention_num_threads(attention);
         T* const heads = heads_memory_.of(n * shape_.heads_width());
         T* const attended = attended_memory_.of(n * shape_.q_width());
-        if (heads == nullptr || attended == nullptr || !reserve(n, num_threads) || !attention_reserve(attention)) return false;
-#pragma omp parallel num_threads(num_threads)
-        {
-            Team team(omp_get_thread_num(), omp_get_num_threads());
-            embed(n, ids, team);
-            for (int64_t layer = 0; layer < num_layers(); ++layer) {
-                start_layer(layers_[layer], n, positions, heads, team);
-                // this thread has rotated the rows that it writes
-                attention_attend(attention, arguments(layer, n, heads, attended, pools), team.id, team.size);
-#pragma omp barrier
-                team.lap(seconds_.attention);
-                finish_layer(layers_[layer], n, attended, team);
-            }
-            norm_own_rows(final_norm_, n, out, shape_.hidden, team);
+        const int num_threads = attention_num_threads(attention);
+        if (heads == nullptr || attended == nullptr || !attention_reserve(attention) || !reserve(n, num_threads)) return false;
+        step_ = {n, ids, positions, heads, attended, &attention, pools, out};
+        add(EMBED, 0, n);
+        for (int64_t layer = 0; layer < num_layers(); ++layer) {
+            add_start(layer);
+            add(ATTEND, layer, attention_num_units(attention));
+            add(MERGE, layer, attention_num_merges(attention));
+            add_finish(layer);
         }
+        add(FINAL_NORM, 0, normed_.size());
+        team_.run(phases_, *this);
         return true;
     }
 
     // ids, positions [n] -> heads [n, num_heads + 2 num_kv_heads, head_dim] of layer 0: q and k rotated, then v. False: no memory.
     bool begin(int64_t n, const int64_t* ids, const int64_t* positions, T* heads) {
         if (!reserve(n, omp_get_max_threads())) return false;
-#pragma omp parallel
-        {
-            Team team(omp_get_thread_num(), omp_get_num_threads());
-            embed(n, ids, team);
-            start_layer(layers_[0], n, positions, heads, team);
-        }
+        step_ = {n, ids, positions, heads, nullptr, nullptr, {}, nullptr};
+        add(EMBED, 0, n);
+        add_start(0);
+        team_.run(phases_, *this);
         return true;
     }
 
     // attended [n, num_heads * head_dim] of `layer` -> heads of the next one; after the last, `out` [n, hidden], normed
     void advance(int64_t layer, int64_t n, const T* attended, const int64_t* positions, T* heads, T* out) {
-#pragma omp parallel
-        {
-            Team team(omp_get_thread_num(), omp_get_num_threads());
-            finish_layer(layers_[layer], n, attended, team);
-            if (layer + 1 < num_layers()) {
-                start_layer(layers_[layer + 1], n, positions, heads, team);
-            } else {
-                norm_own_rows(final_norm_, n, out, shape_.hidden, team);
-            }
+        step_ = {n, nullptr, positions, heads, const_cast<T*>(attended), nullptr, {}, out};
+        phases_.clear();
+        add_finish(layer);
+        if (layer + 1 < num_layers()) {
+            add_start(layer + 1);
+        } else {
+            add(FINAL_NORM, 0, normed_.size());
         }
+        team_.run(phases_, *this);
     }
 
     // rows [n, hidden] after the final norm -> float32 [n, vocab], not rounded to T in between
     void logits(int64_t n, const T* rows, float* to) {
-        const double start = omp_get_wtime();
-#pragma omp parallel
-        multiply<T>(rows, n, shape_.hidden, head_, omp_get_thread_num(), omp_get_num_threads(),
-                    StoreSums<float>{to, shape_.vocab, shape_.vocab, nullptr});
-        seconds_.head += omp_get_wtime() - start;
+        prepare(n, omp_get_max_threads());
+        head_job_ = {rows, to};
+        tiles_of_head_.make(Tiles<T>(n, head_).count(), team_.size());
+        add(HEAD, 0, tiles_of_head_.size());
+        team_.run(phases_, *this);
     }
 
     const Seconds& seconds() const { return seconds_; }
@@ -151,112 +145,133 @@ private:
     }
 
     int64_t hidden_stride() const { return shape_.hidden + PADDING; }
+    int64_t mlp_stride() const { return shape_.intermediate + PADDING; }
 
     bool reserve(int64_t n, int num_threads) {
-        const int64_t num_copies = n <= MAX_ROWS_NORMED_BY_ALL ? num_threads : 1;
         hidden_ = hidden_memory_.of(n * shape_.hidden);
-        normed_ = normed_memory_.of(num_copies * n * hidden_stride());
-        mlp_ = mlp_memory_.of(n * (shape_.intermediate + PADDING));
-        return hidden_ != nullptr && normed_ != nullptr && mlp_ != nullptr;
+        normed_rows_ = normed_memory_.of(n * hidden_stride());
+        mlp_ = mlp_memory_.of(n * mlp_stride());
+        if (hidden_ == nullptr || normed_rows_ == nullptr || mlp_ == nullptr) return false;
+        prepare(n, num_threads);
+        const Layer& any = layers_[0];
+        normed_.make(n, team_.size(), LEAST_ROWS_NORMED);
+        rotated_.make(n, team_.size(), LEAST_ROWS_ROTATED);
+        tiles_of_qkv_.make(Tiles<T>(n, any.qkv).count(), team_.size());
+        tiles_of_output_.make(Tiles<T>(n, any.output).count(), team_.size());
+        tiles_of_gate_up_.make(Tiles<T>(n, any.gate_up).count(), team_.size());
+        tiles_of_down_.make(Tiles<T>(n, any.down).count(), team_.size());
+        return true;
     }
 
-    // a thread among those of its region, and its stopwatch, which only the first one carries
-    struct Team {
-        const int id, size;
-        Team(int thread, int num_threads) : id(thread), size(num_threads), last_(omp_get_wtime()) {}
-        Share rows(int64_t n) const { return Share(n, id, size); }
-        // adds the time since the last call to one of the counters
-        void lap(double& counter) {
-            if (id != 0) return;
-            const double now = omp_get_wtime();
-            counter += now - last_;
-            last_ = now;
-        }
-
-    private:
-        double last_;
-    };
-
-    void embed(int64_t n, const int64_t* ids, Team& team) {
-        const Share rows = team.rows(n);
-        for (int64_t row = rows.first; row < rows.end; ++row) {
-            T* to = hidden_ + row * shape_.hidden;
-            if (embedding_ != nullptr) {
-                std::memcpy(to, embedding_ + ids[row] * shape_.hidden, shape_.hidden * sizeof(T));
-            } else {
-                unpack_row(head_, ids[row], reinterpret_cast<uint32_t*>(to));
-            }
-        }
-#pragma omp barrier
+    void prepare(int64_t n, int num_threads) {
+        step_.n = n;
+        team_.resize(num_threads);
+        phases_.clear();
     }
 
-    // q, k, v of a layer, whose input all threads have finished. At the end a thread may read the rows of its own share only.
-    // Never inlined, here and below: whoever calls, it is one sequence of instructions.
-    __attribute__((noinline)) void start_layer(const Layer& layer, int64_t n, const int64_t* positions, T* heads, Team& team) {
+    // EMBED and ATTEND to MERGE: pieces are rows, units and tokens; of all others the Cuts with their name say what a piece is
+    enum Kind { EMBED, NORM_INPUT, QKV, ROTATE, ATTEND, MERGE, OUTPUT, NORM_ATTENDED, GATE_UP, DOWN, FINAL_NORM, HEAD };
+
+    void add(Kind kind, int64_t layer, int64_t num_pieces) {
+        double* seconds[] = {&seconds_.row_ops,   &seconds_.row_ops,  &seconds_.products, &seconds_.row_ops,
+                             &seconds_.attention, &seconds_.attention, &seconds_.products, &seconds_.row_ops,
+                             &seconds_.products,  &seconds_.products, &seconds_.row_ops,  &seconds_.head};
+        if (num_pieces > 0) phases_.push_back({kind, int(layer), num_pieces, seconds[kind]});
+    }
+
+    // up to q, k, v of a layer, rotated, and with attention k and v in their pages
+    void add_start(int64_t layer) {
+        add(NORM_INPUT, layer, normed_.size());
+        add(QKV, layer, tiles_of_qkv_.size());
+        add(ROTATE, layer, rotated_.size());
+    }
+
+    // from the attention's result to the layer's
+    void add_finish(int64_t layer) {
+        add(OUTPUT, layer, tiles_of_output_.size());
+        add(NORM_ATTENDED, layer, normed_.size());
+        add(GATE_UP, layer, tiles_of_gate_up_.size());
+        add(DOWN, layer, tiles_of_down_.size());
+    }
+
+    void run(const Phase& phase, int worker, int64_t piece) override {
         const Shape& s = shape_;
-        const T* normed = norm(layer.input_norm, n, team);
-        multiply<T>(normed, n, hidden_stride(), layer.qkv, team.id, team.size,
-                    StoreSums<T>{heads, s.heads_width(), s.heads_width(), layer.qkv_bias});
-#pragma omp barrier
-        team.lap(seconds_.products);
-        const Share rows = team.rows(n);
-        for (int64_t row = rows.first; row < rows.end; ++row) {
-            for (int64_t head = 0; head < s.num_heads + s.num_kv_heads; ++head) {
-                T* at = heads + row * s.heads_width() + head * s.head_dim;
-                if (layer.qk_norm != nullptr) rms_norm(at, layer.qk_norm + head * s.head_dim, s.head_dim, s.eps, at);
-                rotate(at, rotary_ + positions[row] * s.head_dim, s.head_dim);
-            }
-        }
-        team.lap(seconds_.row_ops);
-    }
-
-    // from the attention's result to the layer's, which all threads have finished at the end
-    __attribute__((noinline)) void finish_layer(const Layer& layer, int64_t n, const T* attended, Team& team) {
-        const Shape& s = shape_;
-        const int64_t mlp_stride = s.intermediate + PADDING;
+        const Layer& layer = layers_[phase.layer];
         const AddSums<T> add_to_hidden{hidden_, s.hidden, s.hidden};
-        multiply<T>(attended, n, s.q_width(), layer.output, team.id, team.size, add_to_hidden);
-#pragma omp barrier
-        team.lap(seconds_.products);
-        const T* normed = norm(layer.post_attention_norm, n, team);
-        multiply<T>(normed, n, hidden_stride(), layer.gate_up, team.id, team.size, SiluTimesUp<T>{mlp_, mlp_stride, s.intermediate});
-#pragma omp barrier
-        multiply<T>(mlp_, n, mlp_stride, layer.down, team.id, team.size, add_to_hidden);
-#pragma omp barrier
-        team.lap(seconds_.products);
-    }
-
-    // hidden, normed, all rows of it: [n, hidden_stride()]
-    const T* norm(const T* weight, int64_t n, Team& team) {
-        if (n <= MAX_ROWS_NORMED_BY_ALL) {
-            T* const to = normed_ + team.id * n * hidden_stride();
-            norm_rows(weight, Share(n, 0, 1), to, hidden_stride());
-            team.lap(seconds_.row_ops);
-            return to;
+        switch (Kind(phase.kind)) {
+            case EMBED: return embed(piece);
+            case NORM_INPUT: return norm(layer.input_norm, piece, normed_rows_, hidden_stride());
+            case QKV:
+                return multiply_piece(normed_rows_, hidden_stride(), layer.qkv, tiles_of_qkv_, piece,
+                                      StoreSums<T>{step_.heads, s.heads_width(), s.heads_width(), layer.qkv_bias});
+            case ROTATE: return rotate_and_write(layer, phase.layer, rotated_.first(piece), rotated_.end(piece));
+            case ATTEND: return attention_attend(*step_.attention, arguments(phase.layer), int(piece), worker);
+            case MERGE: return attention_merge(*step_.attention, arguments(phase.layer), int(piece), worker);
+            case OUTPUT: return multiply_piece(step_.attended, s.q_width(), layer.output, tiles_of_output_, piece, add_to_hidden);
+            case NORM_ATTENDED: return norm(layer.post_attention_norm, piece, normed_rows_, hidden_stride());
+            case GATE_UP:
+                return multiply_piece(normed_rows_, hidden_stride(), layer.gate_up, tiles_of_gate_up_, piece,
+                                      SiluTimesUp<T>{mlp_, mlp_stride(), s.intermediate});
+            case DOWN: return multiply_piece(mlp_, mlp_stride(), layer.down, tiles_of_down_, piece, add_to_hidden);
+            case FINAL_NORM: return norm(final_norm_, piece, step_.out, s.hidden);
+            case HEAD:
+                return multiply_piece(head_job_.rows, s.hidden, head_, tiles_of_head_, piece,
+                                      StoreSums<float>{head_job_.to, s.vocab, s.vocab, nullptr});
         }
-        norm_own_rows(weight, n, normed_, hidden_stride(), team);
-#pragma omp barrier
-        team.lap(seconds_.row_ops);
-        return normed_;
     }
 
-    void norm_own_rows(const T* weight, int64_t n, T* to, int64_t stride, Team& team) {
-        norm_rows(weight, team.rows(n), to, stride);
-        team.lap(seconds_.row_ops);
+    template <class Finish>
+    void multiply_piece(const T* x, int64_t stride, const PackedLinear& w, const Cuts& cuts, int64_t piece, const Finish& finish) {
+        multiply<T>(x, stride, Tiles<T>(step_.n, w), cuts.first(piece), cuts.end(piece), finish);
     }
 
-    __attribute__((noinline)) void norm_rows(const T* weight, Share rows, T* to, int64_t stride) const {
-        for (int64_t row = rows.first; row < rows.end; ++row) {
+    void embed(int64_t row) {
+        T* const to = hidden_ + row * shape_.hidden;
+        if (embedding_ != nullptr) {
+            std::memcpy(to, embedding_ + step_.ids[row] * shape_.hidden, shape_.hidden * sizeof(T));
+        } else {
+            unpack_row(head_, step_.ids[row], reinterpret_cast<uint32_t*>(to));
+        }
+    }
+
+    void rotate_and_write(const Layer& layer, int layer_index, int64_t begin, int64_t end) {
+        const Shape& s = shape_;
+        for (int64_t row = begin; row < end; ++row) {
+            for (int64_t head = 0; head < s.num_heads + s.num_kv_heads; ++head) {
+                T* at = step_.heads + row * s.heads_width() + head * s.head_dim;
+                if (layer.qk_norm != nullptr) rms_norm(at, layer.qk_norm + head * s.head_dim, s.head_dim, s.eps, at);
+                rotate(at, rotary_ + step_.positions[row] * s.head_dim, s.head_dim);
+            }
+        }
+        if (step_.attention != nullptr) attention_write(*step_.attention, arguments(layer_index), begin, end);
+    }
+
+    void norm(const T* weight, int64_t piece, T* to, int64_t stride) const {
+        for (int64_t row = normed_.first(piece); row < normed_.end(piece); ++row) {
             rms_norm(hidden_ + row * shape_.hidden, weight, shape_.hidden, shape_.eps, to + row * stride);
         }
     }
 
-    AttentionLayer arguments(int64_t layer, int64_t n, const T* heads, T* attended, const Pools& pools) const {
+    AttentionLayer arguments(int64_t layer) const {
         const Shape& s = shape_;
-        const T *k = heads + s.q_width(), *v = k + s.num_kv_heads * s.head_dim;
+        const T *k = step_.heads + s.q_width(), *v = k + s.num_kv_heads * s.head_dim;
+        const Pools& pools = step_.pools;
         const int64_t width = s.heads_width(), dim = s.head_dim;
-        return {heads, k, v, pools.k[layer], pools.v[layer], attended, pools.out_slots, n, width, dim, width, dim, width, dim};
+        return {step_.heads, k, v, pools.k[layer], pools.v[layer], step_.attended, pools.out_slots, width, dim, width, dim, width, dim};
     }
+
+    struct Step {
+        int64_t n;
+        const int64_t *ids, *positions;
+        T *heads, *attended;
+        Attention* attention;  // null: the caller's own
+        Pools pools;
+        T* out;
+    };
+    struct HeadJob {
+        const T* rows;
+        float* to;
+    };
 
     Shape shape_;
     Seconds seconds_;
@@ -264,7 +279,12 @@ private:
     PackedLinear head_;
     std::vector<Layer> layers_;
     Scratch<T> hidden_memory_, normed_memory_, mlp_memory_, heads_memory_, attended_memory_;
-    T *hidden_ = nullptr, *normed_ = nullptr, *mlp_ = nullptr;
+    T *hidden_ = nullptr, *normed_rows_ = nullptr, *mlp_ = nullptr;
+    Step step_{};
+    HeadJob head_job_{};
+    Cuts normed_, rotated_, tiles_of_qkv_, tiles_of_output_, tiles_of_gate_up_, tiles_of_down_, tiles_of_head_;
+    std::vector<Phase> phases_;
+    Team team_;
 };
 
 }  // namespace radixserve

@@ -39,10 +39,10 @@ struct PackedLinear {
 
 inline int64_t num_panels_of(int64_t rows) { return (rows + PANEL - 1) / PANEL; }
 
-// the part of `count` that thread `id` of `num_threads` does
+// part `id` of `count`, cut into `num_parts`
 struct Share {
     int64_t first, end;
-    Share(int64_t count, int id, int num_threads) : first(count * id / num_threads), end(count * (id + 1) / num_threads) {}
+    Share(int64_t count, int id, int num_parts) : first(count * id / num_parts), end(count * (id + 1) / num_parts) {}
 };
 
 inline __m512 multiply_add(__m512 sum, uint32_t x, __m512i w, float) {
@@ -103,22 +103,32 @@ inline void multiply_panel(int64_t rows, const bfloat16* x, int64_t stride, cons
 }
 #endif
 
-// This thread's share of x [m, k] (stride in elements) times w. `finish(row, panel, sums)` gets the 32 sums of a row and a panel.
+// x [m, k] times w is done in tiles of some rows and one panel; blocks of rows one after the other, in each of them panel after panel
+template <class T>
+struct Tiles {
+    static constexpr int64_t HEIGHT = tile_rows(T());
+    int64_t m, block;
+    const PackedLinear& w;
+
+    Tiles(int64_t rows, const PackedLinear& weights)
+        : m(rows), block(std::max<int64_t>(HEIGHT, BLOCK_BYTES / (weights.num_words * 4) / HEIGHT * HEIGHT)), w(weights) {}
+    int64_t count() const { return w.num_panels * (m / block * per_panel(block) + per_panel(m % block)); }
+    static int64_t per_panel(int64_t rows) { return (rows + HEIGHT - 1) / HEIGHT; }
+};
+
+// Tiles [begin, end) of x [m, k] (stride in elements) times w. `finish(row, panel, sums)` gets the 32 sums of a row and a panel.
 template <class T, class Finish>
-void multiply(const T* x, int64_t m, int64_t stride, const PackedLinear& w, int id, int num_threads, const Finish& finish) {
-    constexpr int64_t HEIGHT = tile_rows(T());
-    const int64_t block = std::max<int64_t>(HEIGHT, BLOCK_BYTES / (w.num_words * 4) / HEIGHT * HEIGHT);
+void multiply(const T* x, int64_t stride, const Tiles<T>& tiles, int64_t begin, int64_t end, const Finish& finish) {
+    const PackedLinear& w = tiles.w;
     alignas(64) float sums[MOST_TILE_ROWS * PANEL];
-    for (int64_t first = 0; first < m; first += block) {
-        const int64_t rows = std::min(block, m - first), num_tiles = (rows + HEIGHT - 1) / HEIGHT;
-        const Share share(w.num_panels * num_tiles, id, num_threads);
-        for (int64_t index = share.first; index < share.end; ++index) {
-            const int64_t panel = index / num_tiles;
-            const Share part(rows, int(index % num_tiles), int(num_tiles));  // tiles of equal height: 16 rows are 8 and 8
-            const int64_t row = first + part.first, height = part.end - part.first;
-            multiply_panel(height, x + row * stride, stride, w.packed + panel * w.num_words * PANEL, w.num_words, sums);
-            for (int64_t i = 0; i < height; ++i) finish(row + i, panel, sums + i * PANEL);
-        }
+    const int64_t per_block = w.num_panels * tiles.per_panel(tiles.block);
+    for (int64_t index = begin; index < end; ++index) {
+        const int64_t first = index / per_block * tiles.block, rows = std::min(tiles.block, tiles.m - first);
+        const int64_t num_tiles = tiles.per_panel(rows), in_block = index % per_block, panel = in_block / num_tiles;
+        const Share part(rows, int(in_block % num_tiles), int(num_tiles));  // tiles of equal height: 16 rows are 8 and 8
+        const int64_t row = first + part.first, height = part.end - part.first;
+        multiply_panel(height, x + row * stride, stride, w.packed + panel * w.num_words * PANEL, w.num_words, sums);
+        for (int64_t i = 0; i < height; ++i) finish(row + i, panel, sums + i * PANEL);
     }
 #if defined(RADIXSERVE_BRGEMM)
     brgemm_end();

@@ -1,11 +1,9 @@
-// One layer's attention by a team of threads, and its doors: the C interface, and that for the decoder (attention.h).
-#include <omp.h>
-
-#include <atomic>
+// One layer's attention in pieces, and its doors: the C interface, and that for the decoder (attention.h).
 #include <memory>
 #include <new>
 
 #include "attention_kernel.h"
+#include "team.h"
 
 namespace radixserve {
 namespace {
@@ -34,7 +32,9 @@ struct Attention {
     Plan plan;
     AlignedFloats partials, scratch;
     int64_t scratch_per_thread = 0;
-    std::atomic<int> next_unit{0};
+    // of radixserve_attention_run alone
+    Team team;
+    std::vector<Phase> phases;
 };
 
 namespace {
@@ -53,31 +53,50 @@ bool reserve(Attention& attention) {
     return true;
 }
 
-template <class T, class Dot>
-void attend(Attention& attention, const AttentionLayer& layer, int id, int num_threads) {
-    const Plan& plan = attention.plan;
-    const Kernel<T, Dot> kernel(attention.shape, plan, attention.step, layer, attention.partials.data);
-    float* const scratch = attention.scratch.data + attention.scratch_per_thread * id;
-    const int num_units = int(plan.units.size()), num_merges = int(plan.merges.size());
-    kernel.write(layer.num_tokens * id / num_threads, layer.num_tokens * (id + 1) / num_threads);
-    // nobody takes units of the last layer any more: the caller's barrier lies between
-    if (id == 0) attention.next_unit.store(0, std::memory_order_relaxed);
-#pragma omp barrier
-    for (int unit; (unit = attention.next_unit.fetch_add(1, std::memory_order_relaxed)) < num_units;) kernel.attend(plan.units[unit], scratch);
-#if defined(RADIXSERVE_BRGEMM)
-    brgemm_end();
-#endif
-    if (num_merges == 0) return;
-#pragma omp barrier
-    const int end = int(int64_t(num_merges) * (id + 1) / num_threads);
-    for (int i = int(int64_t(num_merges) * id / num_threads); i < end; ++i) kernel.merge(plan.merges[i], scratch);
-}
-
 #if defined(RADIXSERVE_PAIR_DOT)
 typedef PairDot Bf16Dot;
 #else
 typedef FloatDot Bf16Dot;
 #endif
+
+// calls `use` with the kernel of the type, and a worker's scratch
+template <class Use>
+void with_kernel(const Attention& attention, const AttentionLayer& layer, int worker, const Use& use) {
+    float* const scratch = attention.scratch.data + attention.scratch_per_thread * worker;
+    if (attention.dtype == FLOAT32) {
+        use(Kernel<float, FloatDot>(attention.shape, attention.plan, attention.step, layer, attention.partials.data), scratch);
+    } else {
+        use(Kernel<Bf16, Bf16Dot>(attention.shape, attention.plan, attention.step, layer, attention.partials.data), scratch);
+    }
+}
+
+// the phases of one layer, for a caller without a team
+class Run final : public Work {
+  public:
+    Run(Attention& attention, const AttentionLayer& layer, int64_t num_tokens) : attention_(attention), layer_(layer) {
+        attention.team.resize(attention.step.num_threads);
+        written_.make(num_tokens, attention.team.size());
+        attention.phases.clear();
+        const int64_t num_pieces[] = {written_.size(), attention_num_units(attention), attention_num_merges(attention)};
+        for (int kind = WRITE; kind <= MERGE; ++kind)
+            if (num_pieces[kind] > 0) attention.phases.push_back({kind, 0, num_pieces[kind], &seconds_});
+        attention.team.run(attention.phases, *this);
+    }
+
+  private:
+    enum Kind { WRITE, ATTEND, MERGE };
+    void run(const Phase& phase, int worker, int64_t piece) override {
+        switch (Kind(phase.kind)) {
+            case WRITE: return attention_write(attention_, layer_, written_.first(piece), written_.end(piece));
+            case ATTEND: return attention_attend(attention_, layer_, int(piece), worker);
+            case MERGE: return attention_merge(attention_, layer_, int(piece), worker);
+        }
+    }
+    Attention& attention_;
+    const AttentionLayer& layer_;
+    Cuts written_;
+    double seconds_ = 0;
+};
 
 }  // namespace
 
@@ -87,9 +106,22 @@ bool attention_reserve(Attention& attention) {
 
 int attention_num_threads(const Attention& attention) { return attention.step.num_threads; }
 
-void attention_attend(Attention& attention, const AttentionLayer& layer, int id, int num_threads) {
-    if (attention.dtype == FLOAT32) return attend<float, FloatDot>(attention, layer, id, num_threads);
-    attend<Bf16, Bf16Dot>(attention, layer, id, num_threads);
+int attention_num_units(const Attention& attention) { return int(attention.plan.units.size()); }
+int attention_num_merges(const Attention& attention) { return int(attention.plan.merges.size()); }
+
+void attention_write(const Attention& attention, const AttentionLayer& layer, int64_t begin, int64_t end) {
+    with_kernel(attention, layer, 0, [&](const auto& kernel, float*) { kernel.write(begin, end); });
+}
+
+void attention_attend(const Attention& attention, const AttentionLayer& layer, int unit, int worker) {
+    with_kernel(attention, layer, worker, [&](const auto& kernel, float* scratch) { kernel.attend(attention.plan.units[unit], scratch); });
+#if defined(RADIXSERVE_BRGEMM)
+    brgemm_end();
+#endif
+}
+
+void attention_merge(const Attention& attention, const AttentionLayer& layer, int merge, int worker) {
+    with_kernel(attention, layer, worker, [&](const auto& kernel, float* scratch) { kernel.merge(attention.plan.merges[merge], scratch); });
 }
 
 }  // namespace radixserve
@@ -131,12 +163,11 @@ int radixserve_attention_plan(
 // tiles of the planned step that serve more than one row
 int radixserve_attention_num_shared_tiles(void* handle) { return static_cast<radixserve::Attention*>(handle)->plan.num_shared_tiles; }
 
-int radixserve_attention_run(void* handle, const radixserve::AttentionLayer* layer) {
+int radixserve_attention_run(void* handle, const radixserve::AttentionLayer* layer, int64_t num_tokens) {
     using namespace radixserve;
     auto& attention = *static_cast<Attention*>(handle);
     if (!attention_reserve(attention)) return 1;
-#pragma omp parallel num_threads(attention.step.num_threads)
-    attention_attend(attention, *layer, omp_get_thread_num(), omp_get_num_threads());
+    Run(attention, *layer, num_tokens);
     return 0;
 }
 }

@@ -1,0 +1,104 @@
+"""The load generator against the real server with a tiny model: what it adds up is what the server counted, and the ideal is reached."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.load import ClosedLoop, OpenLoop, RunResult, Target, flush, run
+from bench.metrics import growth
+from bench.words import Words
+from bench.workloads import make_workload
+from tests.support.tiny_models import make_tiny_model
+from tests.support.word_tokenizer import write_word_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("models") / "words"
+    make_tiny_model(directory, "llama", tie=True, vocab_size=4000)
+    return write_word_tokenizer(directory)
+
+
+@pytest.fixture(scope="module")
+def url(model_dir: Path) -> Iterator[str]:
+    flags = [
+        "--model-path",
+        str(model_dir),
+        "--port",
+        "0",
+        "--dtype",
+        "float32",
+        "--max-total-tokens",
+        "20000",
+        "--check-account-every-step",
+    ]
+    process = subprocess.Popen([sys.executable, "-m", "radixserve", "serve", *flags], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        ready = None
+        while ready is None and (line := process.stdout.readline()):
+            found = re.match(r"radixserve is ready on (\S+)", line)
+            ready = found[1] if found else None
+        assert ready is not None, f"the server ended with {process.wait()} before it was ready"
+        yield ready
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+        process.stdout.close()
+
+
+def check_sums(done: RunResult) -> None:
+    """The cached and prompt tokens that the client adds up are the differences of the server's counters."""
+    assert not done.errors
+    assert done.cached_tokens == growth(done.metrics_before, done.metrics_after, "sglang:cached_tokens_total")
+    prompt_tokens = sum(record.prompt_tokens or 0 for record in done.records)
+    assert prompt_tokens == growth(done.metrics_before, done.metrics_after, "sglang:prompt_tokens_total")
+    output_tokens = sum(record.output_tokens for record in done.records)
+    assert output_tokens == growth(done.metrics_before, done.metrics_after, "sglang:generation_tokens_total")
+
+
+WORKLOADS: dict[str, dict[str, Any]] = {
+    "shared-prefix": {"num_groups": 3, "prompts_per_group": 4, "system_prompt_len": 60, "question_len": 6, "output_len": 5, "num_turns": 2},
+    "perturbed": {"document_len": 100, "question_len": 5, "prompts_per_group": 3, "output_len": 2, "changes": "timestamp,newline,unicode"},
+    "tree-of-thought": {"num_questions": 2, "num_levels": 3, "question_len": 20, "step_len": 4, "output_len": 6},
+    "llm-judge": {"num_articles": 2, "header_len": 10, "article_len": 60, "dimension_len": 4, "output_len": 8},
+}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+async def test_one_after_the_other_the_ideal_is_reached_to_the_token(name: str, url: str, model_dir: Path) -> None:
+    workload = make_workload(name, Words(model_dir), 1, **WORKLOADS[name])
+    await flush(url)
+    done = await run(workload, Target(url), ClosedLoop(1))
+    check_sums(done)
+    assert [record.prompt_tokens for record in done.records] == list(workload.prompt_lens)
+    assert [record.output_tokens for record in done.records] == [request.output_len for request in workload.requests]
+    assert [len(record.token_times_s) for record in done.records] == [request.output_len for request in workload.requests]
+    assert done.cached_tokens == workload.ideal_hit_tokens
+
+
+async def test_text_is_as_many_tokens_as_ids(url: str, model_dir: Path) -> None:
+    workload = make_workload("perturbed", Words(model_dir), 2, **WORKLOADS["perturbed"])
+    await flush(url)
+    done = await run(workload, Target(url, send_text=True), ClosedLoop(1))
+    check_sums(done)
+    assert [record.prompt_tokens for record in done.records] == list(workload.prompt_lens)
+    assert done.cached_tokens == workload.ideal_hit_tokens
+
+
+@pytest.mark.parametrize("mode", [ClosedLoop(6), OpenLoop(200.0)])
+async def test_sums_are_the_servers_under_load(mode: ClosedLoop | OpenLoop, url: str, model_dir: Path) -> None:
+    """BENCH-03: counted as the server sees them, for conversations too."""
+    workload = make_workload("shared-prefix", Words(model_dir), 3, **WORKLOADS["shared-prefix"])
+    await flush(url)
+    done = await run(workload, Target(url), mode)
+    check_sums(done)
+    assert done.cached_tokens is not None
+    assert 0 < done.cached_tokens <= workload.ideal_hit_tokens

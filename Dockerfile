@@ -34,18 +34,22 @@ RUN case "${TORCH_VARIANT}" in \
 
 FROM ${BASE_IMAGE}
 ARG TORCH_VARIANT=cpu
-# what FlashInfer compiles with, beside nvcc; pip's ninja is in the environment
-RUN if [ "${TORCH_VARIANT}" = cuda ]; then \
-        apt-get update && apt-get install -y --no-install-recommends g++ python3-dev \
-        && { command -v python >/dev/null || apt-get install -y --no-install-recommends python3-venv python-is-python3; } \
-        && rm -rf /var/lib/apt/lists/*; \
+# what FlashInfer and Triton compile with, beside nvcc; pip's ninja is in the environment
+# the list is split into words on purpose
+# hadolint ignore=SC2086
+RUN packages=""; \
+    if [ "${TORCH_VARIANT}" = cuda ]; then packages="g++ python3-dev"; fi; \
+    command -v python >/dev/null || packages="${packages} python3-venv python-is-python3"; \
+    if [ -n "${packages}" ]; then \
+        apt-get update && apt-get install -y --no-install-recommends ${packages} && rm -rf /var/lib/apt/lists/*; \
     fi
 # OpenMP comes with torch; an image may have a user of this number already
 RUN { ! getent passwd 1000 >/dev/null || userdel --remove "$(getent passwd 1000 | cut -d: -f1)"; } \
     && useradd --create-home --uid 1000 radixserve \
     && install -d -o radixserve -g radixserve /home/radixserve/.cache
 COPY --from=build /opt/venv /opt/venv
-ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1
+# compiled kernels go where the volume keeps them; FlashInfer's are there by themselves
+ENV PATH=/opt/venv/bin:$PATH PYTHONUNBUFFERED=1 TRITON_CACHE_DIR=/home/radixserve/.cache/triton
 USER 1000:1000
 WORKDIR /home/radixserve
 # the default model is fetched and converted once into this directory: mount a volume to keep it

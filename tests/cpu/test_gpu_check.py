@@ -1,7 +1,12 @@
 """bench.gpu_check's own manners: it goes on after a failure, tells right from wrong, and its checks can fail."""
 
+import re
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +23,7 @@ from radixserve.engine import build
 from tests.support.flashinfer_reference import Reference
 from tests.support.recorded_graph import GraphRecorder
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 CPU = torch.device("cpu")
 
 
@@ -30,6 +36,39 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[GraphRecorder]:
     monkeypatch.setattr(build, "graph_capture", lambda device: made)
     with torch.inference_mode():
         yield made
+
+
+BARE = """
+import sys
+
+blocked = {"pytest", *WORDS}
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ModuleNotFoundError(f"{name} is not on such a machine")
+
+sys.meta_path.insert(0, Blocker())
+import torch
+import bench.gpu_check
+from bench.gpu_correctness import answers_of, make_prompts
+from bench.gpu_shapes import SMALL, engine_of, shrunk
+
+shape = shrunk(SMALL)
+options = {"attention_backend": "torch", "max_total_tokens": 512, "context_length": 256, "chunked_prefill_size": 64}
+with torch.inference_mode(), engine_of(shape, torch.device("cpu"), **options) as engine:
+    assert len(answers_of(engine, make_prompts(shape, 1, 8, 4), 2)[0].token_ids) == 2
+"""
+
+
+def test_it_runs_where_there_is_torch_and_little_else() -> None:
+    """A machine with a GPU may have no package index: bench/gpu_wheels.sh brings what FlashInfer imports, and nothing of the server's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.match(r"[\w-]+", one)[0].replace("-", "_") for one in project["dependencies"]}  # type: ignore[index]
+    blocked = sorted(names - {"torch", "numpy"} | {"zmq", "prometheus_client"})
+    assert "msgspec" in blocked and "transformers" in blocked
+    done = subprocess.run([sys.executable, "-c", BARE.replace("WORDS", repr(blocked))], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_report_goes_on_and_counts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from radixserve.attention.registry import make_attention_backend
-from radixserve.engine.build import affordable_pages, allocate, load_rank, rank_device
+from radixserve.engine.build import load_rank, rank_device
 from radixserve.engine.graphs import GraphPlan, attention_options
+from radixserve.engine.pool import affordable_pages, allocate
 from radixserve.engine.process import FAILED, end_without_parent
 from radixserve.engine.tp import messages
 from radixserve.errors import RadixServeError

@@ -59,7 +59,7 @@ def padding_batch(
     n, device = input_ids.shape[0], input_ids.device
     lens = torch.tensor([(1, 1)] * n if rows is None else rows, dtype=torch.int32)
     seq_lens, q_lens = lens[:, 0].contiguous(), lens[:, 1]
-    qo_indptr, kv_indptr = (_offsets(counts) for counts in (q_lens, (seq_lens + page_size - 1) // page_size))
+    qo_indptr, kv_indptr = indptr_of(q_lens), indptr_of((seq_lens + page_size - 1) // page_size)
     assert int(qo_indptr[-1]) == n, f"padding_batch: expected {int(qo_indptr[-1])} new tokens, got {n}"
     pages, last_page_len = torch.zeros(int(kv_indptr[-1]), dtype=torch.int32), (seq_lens - 1) % page_size + 1
     return ForwardBatch(
@@ -82,6 +82,6 @@ def padding_batch(
     )
 
 
-def _offsets(counts: torch.Tensor) -> torch.Tensor:
-    """[n] int32 -> [n + 1] int32, from 0 on."""
-    return torch.cat([torch.zeros(1, dtype=torch.int32), counts.cumsum(0, dtype=torch.int32)])
+def indptr_of(counts: torch.Tensor | Sequence[int]) -> torch.Tensor:
+    """n counts -> their offsets [n + 1] int32, host, from 0 on."""
+    return torch.nn.functional.pad(torch.as_tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0))

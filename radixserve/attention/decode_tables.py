@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from radixserve.attention.batch import ForwardBatch
+from radixserve.attention.batch import ForwardBatch, indptr_of
 from radixserve.attention.decode_groups import RowGroup
 
 
@@ -86,23 +86,18 @@ def shared_tables(batch: ForwardBatch, groups: Sequence[RowGroup]) -> SharedTabl
     num_skipped = torch.tensor([num_shared.get(row, 0) for row in order], dtype=torch.int32) * page_size
     own = RowTables(
         torch.arange(n + 1, dtype=torch.int32),
-        _indptr([end - first for first, end in own_pages]),
+        indptr_of([end - first for first, end in own_pages]),
         torch.cat([batch.kv_indices[first:end] for first, end in own_pages]),
         batch.kv_last_page_len_host[rows],
         batch.seq_lens_host[rows] - num_skipped,
     )
     beginnings = [starts[group.rows[0]] for group in groups]
     shared = RowTables(
-        _indptr([len(group.rows) for group in groups]),
-        _indptr([group.num_pages for group in groups]),
+        indptr_of([len(group.rows) for group in groups]),
+        indptr_of([group.num_pages for group in groups]),
         torch.cat([batch.kv_indices[first : first + group.num_pages] for first, group in zip(beginnings, groups)]),
         torch.full((len(groups),), page_size, dtype=torch.int32),
         torch.tensor([group.num_pages * page_size for group in groups], dtype=torch.int32),
     )
     is_in_order = order == list(range(n))
     return SharedTables(shared, own, None if is_in_order else rows.to(batch.kv_indices.device), len(num_shared))
-
-
-def _indptr(counts: Sequence[int]) -> torch.Tensor:
-    """[len(counts) + 1] int32, host"""
-    return torch.nn.functional.pad(torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32), (1, 0))

@@ -19,6 +19,8 @@ def affordable_pages(config: EngineConfig, model: ModelConfig, decoder: Decoder 
     part = model if device.type == "cpu" else decoder.config
     token_bytes = bytes_per_token(part.num_layers, part.num_kv_heads, part.head_dim, decoder.dtype)
     num_tokens = config.cache.max_total_tokens
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what loading has freed is not free for the driver before
     if num_tokens is None:
         if device.type == "cpu":
             num_bytes = cpu_pool_bytes()

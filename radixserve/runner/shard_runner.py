@@ -11,6 +11,7 @@ from radixserve.kv import KVPool, PageTable
 from radixserve.runner.batch_builder import build_forward_batch
 from radixserve.runner.logprobs import row_ranges
 from radixserve.runner.model_runner import DecoderContract
+from radixserve.runner.upload import Uploader
 
 
 class ShardRunner:
@@ -19,6 +20,7 @@ class ShardRunner:
         self._page_table = page_table
         self._attention = attention
         self._device = pool.device
+        self._uploader = Uploader(pool.device)
         self._last_token_ids = torch.zeros(page_table.num_slots, dtype=torch.int64, device=pool.device)
 
     @torch.inference_mode()
@@ -34,7 +36,7 @@ class ShardRunner:
         if decode_ids:
             slots = torch.tensor([row.slot for row in batch.rows[: len(decode_ids)]], device=self._device)
             self._last_token_ids[slots] = torch.tensor(decode_ids, dtype=torch.int64, device=self._device)
-        forward_batch = build_forward_batch(batch, self._page_table, self._last_token_ids, self._device)
+        forward_batch = build_forward_batch(batch, self._page_table, self._last_token_ids, self._device, self._uploader)
         self._attention.plan(forward_batch)
         hidden = self._decoder.forward(forward_batch, self._attention)
         sampled, targets = self._logits_indices(batch, forward_batch.logits_indices)

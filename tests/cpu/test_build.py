@@ -39,8 +39,11 @@ def test_a_small_chunk_lowers_the_default_number_of_rows(tiny_model: Tiny) -> No
         ({"page_size": 0}, "--page-size: expected at least 1, got 0"),
         ({"schedule_policy": "best"}, "--schedule-policy: expected one of lpm, fcfs, dfs-weight, cost, got 'best'"),
         ({"attention_backend": "fa4"}, "--attention-backend: expected one of"),
-        ({"attention_backend": "flashinfer"}, "--attention-backend flashinfer: expected a CUDA device, got cpu; or use"),
-        ({"cuda_graph_max_bs": 8}, "--cuda-graph-max-bs: expected --attention-backend flashinfer, got "),
+        (
+            {"attention_backend": "flashinfer", "max_total_tokens": 64},
+            "--attention-backend flashinfer: expected a CUDA device, got cpu; or use",
+        ),
+        ({"cuda_graph_max_bs": 8, "max_total_tokens": 64}, "--cuda-graph-max-bs: expected --attention-backend flashinfer, got "),
         ({"cuda_graph_max_bs": 8, "disable_cuda_graph": True}, "--cuda-graph-max-bs: there are no graphs with --disable-cuda-graph"),
         ({"cuda_graph_max_bs": 8, "tp_size": 2}, "--cuda-graph-max-bs: there are no graphs with .*, and none with --tp-size above 1"),
         ({"max_total_tokens": 10**20}, "--max-total-tokens: expected at most 2147483647"),

@@ -119,6 +119,7 @@ def load_rank(
         load_format=config.load_format,
         seed=config.random_seed,
         linear_backend=config.linear_backend,
+        quantization=config.quantization,
         group=group,
     )
 
@@ -146,6 +147,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         config = _resolve_ranks(config, model, device)
     if config.deterministic:
         check_deterministic(device, config.attention_backend, config.linear_backend)
+    check_quantization(config.quantization, device, config.linear_backend)
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" or has_native_bfloat16() else "float32"
@@ -165,6 +167,8 @@ def _resolve_ranks(config: EngineConfig, model: ModelConfig, device: str) -> Eng
         raise ConfigError(f"--tp-size: expected 1 where torch is built without torch.distributed, got {config.tp_size}")
     if config.linear_backend == "native":
         raise ConfigError(f"--linear-backend native: expected --tp-size 1, got {config.tp_size}; use torch")
+    if config.quantization != "none":
+        raise ConfigError(f"--quantization {config.quantization}: expected --tp-size 1, got {config.tp_size}")
     if config.deterministic:
         raise ConfigError(f"--deterministic: expected --tp-size 1, got {config.tp_size}: sums over ranks round otherwise than one sum")
     if device == "cuda" and torch.cuda.device_count() < config.tp_size:
@@ -183,6 +187,16 @@ def check_deterministic(device: str, attention: str, linear: str) -> None:
         raise ConfigError(sentence.format("--attention-backend cpu", attention))
     if linear not in ("auto", "native"):
         raise ConfigError(sentence.format("--linear-backend native", linear))
+
+
+def check_quantization(quantization: str, device: str, linear: str) -> None:
+    """ConfigError for what has no products of integers. What "auto" comes to is load_decoder's to refuse."""
+    if quantization == "none":
+        return
+    if device != "cpu":
+        raise ConfigError(f"--quantization {quantization}: expected --device cpu, got {device}")
+    if linear not in ("auto", "native"):
+        raise ConfigError(f"--quantization {quantization}: expected --linear-backend native, got {linear}")
 
 
 def _forced_retraction_interval(environment: Mapping[str, str]) -> int | None:
@@ -226,6 +240,7 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
         device=config.device,
         attention_backend=attention,
         linear_backend=linear,
+        quantization=config.quantization,
         context_length=config.context_length,
         max_total_tokens=pool.num_pages * pool.page_size,
         pool_size_bytes=pool.size_bytes * config.tp_size,
@@ -243,7 +258,7 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
 def _banner(info: EngineInfo) -> str:
     return (
         f"model={info.model_name}, dtype={info.dtype}, device={info.device}, attention_backend={info.attention_backend}, "
-        f"linear_backend={info.linear_backend}, "
+        f"linear_backend={info.linear_backend}, quantization={info.quantization}, "
         f"max_total_num_tokens={info.max_total_tokens} ({info.pool_size_bytes / 2**30:.2f} GiB), page_size={info.page_size}, "
         f"radix_cache={'off' if info.is_radix_cache_disabled else 'on'}, schedule_policy={info.schedule_policy}, "
         f"chunked_prefill_size={info.chunked_prefill_size}, max_running_requests={info.max_running_requests}, "

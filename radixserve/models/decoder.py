@@ -46,6 +46,7 @@ class Decoder:
     """
 
     linear_backend = "torch"
+    quantization = "none"
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights, group: RankGroup | None = None) -> None:
         self.config = config

@@ -171,6 +171,8 @@ class WaitingQueue:
         self._changed[id(node)] = node
 
     def _settle(self) -> None:
+        if self._changed:
+            self._in_flight.rise()
         for one in self._kept:
             one.settle(self._changed.values())
         self._changed.clear()

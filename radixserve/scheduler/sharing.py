@@ -47,16 +47,30 @@ class InFlight:
         if leader.is_decoding:
             return
         node = self._prompts.frontier(leader.request.namespace, leader.token_ids.tobytes())
-        if node is None or id(node) in self._held:
+        if node is not None:
+            self._hold(node, leader.arrival)
+
+    def rise(self) -> None:
+        """An admission evicted pages: a mark below what is not covered any more goes up to where coverage ends now."""
+        for node in [*self._held.values()]:
+            assert node.parent is not None
+            if node.holder is not None and not node.parent.is_covered:
+                self._hold(self._prompts.end_of_coverage(node), node.holder)
+                del self._held[id(node)]
+                node.holder = None
+                self._on_change(node)
+
+    def _hold(self, node: PromptNode, leader: int) -> None:
+        if id(node) in self._held:
             return
         overdue = self._overdue_in(node)
         if overdue is not None:
-            if overdue.leader is not None and overdue.leader != leader.arrival:
+            if overdue.leader is not None and overdue.leader != leader:
                 return
-            overdue.leader = leader.arrival
+            overdue.leader = leader
         self._held[id(node)] = node
-        if node.holder != leader.arrival:
-            node.holder = leader.arrival
+        if node.holder != leader:
+            node.holder = leader
             self._on_change(node)
 
     def removed(self, node: PromptNode) -> None:

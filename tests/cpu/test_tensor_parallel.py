@@ -177,6 +177,7 @@ async def test_ranks_end_with_a_process_that_is_killed(tiny_model: Tiny) -> None
         ({"tp_size": 4}, "--tp-size: expected a divisor of the model's num_key_value_heads, which is 2, got 4"),
         ({"tp_size": 0}, "--tp-size: expected at least 1, got 0"),
         ({"tp_size": 2, "linear_backend": "native"}, "--linear-backend native: expected --tp-size 1, got 2"),
+        ({"tp_size": 2, "quantization": "int8"}, "--quantization int8: expected --tp-size 1, got 2"),
         ({"tp_size": 2, "deterministic": True}, "--deterministic: expected --tp-size 1, got 2"),
     ],
 )

@@ -161,6 +161,39 @@ def test_an_endless_warm_stream_passes_a_cold_request_64_times_and_no_more(polic
         assert len(overtaking) == 64, "nothing else ends it"
 
 
+@pytest.mark.parametrize(("rows", "num_tokens", "page_size"), [(1, 200, 1), (3, 200, 1), (4, 100, 4)])
+@pytest.mark.parametrize("limit", [1, 64])
+@pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "cost", "fcfs"])
+def test_seen_from_outside_the_bound_is_exact(policy: str, limit: int, rows: int, num_tokens: int, page_size: int) -> None:
+    """By the batches of a whole scheduler: in each step come as many warm prompts as there are slots, and a cold one that needs half the
+    pool, of which the warm ones hold the rest."""
+    bench = Bench(num_tokens // page_size, page_size, 64, rows, policy, lpm_max_overtaken=limit, lpm_age_credit=1)
+    warm, num_sent = [7] * 40, 0
+    bench.add(request("first", warm, max_tokens=1))
+    bench.drain()
+
+    def send(count: int) -> None:
+        nonlocal num_sent
+        for _ in range(count):
+            num_sent += 1
+            lengths = {"max_tokens": 1 + num_sent % 3, "ignore_eos": True}
+            bench.add(request(f"warm {num_sent}", [*warm[: 40 - 20 * (num_sent % 4 == 0)], 100 + num_sent, 5], **lengths))  # type: ignore[arg-type]
+
+    send(3)
+    bench.step()
+    num_before = num_sent
+    bench.add(request("cold", range(5000, 5000 + num_tokens // 2), max_tokens=3, ignore_eos=True))
+    for _ in range(200):
+        send(rows)
+        bench.step()
+        if bench.final_or_none("cold") is not None:
+            break
+    assert bench.tokens("cold") == expected_tokens(range(5000, 5000 + num_tokens // 2), 3)
+    admitted = [row.request.request_id for batch in bench.batches for row in batch.rows if row.request is not None]
+    passed_by = [name for name in admitted[1 : admitted.index("cold")] if int(name.split()[1]) > num_before]
+    assert len(passed_by) == (0 if policy == "fcfs" else limit)
+
+
 @pytest.mark.parametrize("policy", ["lpm", "dfs-weight", "cost"])
 def test_a_burst_of_5000_in_one_pass_counts_like_any_other(policy: str) -> None:
     """All have the same pass, so no credit ever tells them apart."""

@@ -196,3 +196,26 @@ def test_what_the_watcher_does_is_not_the_trees_time() -> None:
     cache.flush(201)
     assert watcher.num_told == 6
     assert 0 < cache.seconds < 0.05
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_no_answer_keeps_a_view_of_the_callers_tokens(page_size: int) -> None:
+    """Keys look at them without a copy; an array that somebody still looks at cannot grow, and a request's grows with each token."""
+    cache = PrefixCache(400 // page_size, page_size, max_pinned_fraction=0.5)
+    tokens, kept = ints(range(30)), []
+    for now in range(1, 6):
+        match = cache.match(BASE, tokens, 10**6)
+        tokens.append(now)
+        path = cache.lock(match, now)
+        kept += [match, path, cache.reserve(path, len(tokens), now)]
+        for end in (len(tokens) // 2, len(tokens)):
+            kept.append(cache.commit(path, tokens, end, now))
+            tokens.append(now)
+        kept += [cache.pin(BASE, tokens, 5.0, now), cache.explain(BASE, tokens)]
+        tokens.append(now)
+        cache.release(path, tokens, path.num_shared * page_size, now)
+        tokens.extend([7, now] * 9)
+        tokens[:8] = ints([now, *range(8)])  # another beginning, and one token longer
+        cache.make_room(cache.num_free_pages + 2, now)
+    assert all(type(node.tokens) is bytes and all(type(page) is bytes for _, page in node.children) for node in cache.tree.nodes())
+    cache.check_account([])

@@ -7,12 +7,12 @@ import random
 import pytest
 
 from radixserve.config import SchedulerConfig
-from radixserve.core import FinishReason, Namespace
+from radixserve.core import BASE_NAMESPACE, FinishReason, Namespace
 from radixserve.scheduler.policy import WaitingQueue
 from radixserve.scheduler.state import RequestState
 from radixserve.tree.prefix_cache import PrefixCache
 from tests.pure.bench import Bench
-from tests.pure.helpers import expected_tokens, request
+from tests.pure.helpers import expected_tokens, ints, request
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
@@ -191,3 +191,27 @@ def test_an_overdue_follower_does_not_keep_its_leader() -> None:
     assert queue.head() is follower
     queue.admitted(follower)
     assert follower.leader is None
+
+
+def test_a_mark_goes_up_when_an_admission_evicts_what_its_followers_match() -> None:
+    """Others computed further than the leader holds; what is evicted again the leader computes too, so nobody else should."""
+    cache = PrefixCache(50)
+    queue = WaitingQueue(SchedulerConfig(schedule_policy="fcfs"), cache)
+    document = list(range(2, 12))
+    path = cache.lock(cache.match(BASE_NAMESPACE, ints(document), 0), 0.0)
+    cache.reserve(path, 6, 0.0)
+    cache.release(path, ints(document[:6]), 6, 0.0)
+    leader = RequestState(request("leader", document), 0.0, 20, 1)
+    cache.lock(cache.match(BASE_NAMESPACE, leader.token_ids, 2), 0.0)
+    leader.num_computed = 2
+    for number, tokens in enumerate([[*document, 50], [*document[:4], 60, 61], [70, 71]], 2):
+        queue.add(RequestState(request(str(number), tokens), 0.0, 20, number))
+    queue.start_pass([leader])
+    head = queue.head()
+    assert head is not None and head.request.request_id == "3", "what it goes on with is cached, and nobody computes it"
+    cache.make_room(cache.num_free_pages + 3, 1.0)
+    head = queue.head()
+    assert head is not None and head.request.request_id == "4"
+    queue.start_pass(())
+    head = queue.head()
+    assert head is not None and head.request.request_id == "2"

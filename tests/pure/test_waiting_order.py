@@ -188,12 +188,12 @@ class QueueAgainstTwin(RuleBasedStateMachine):
         states = list(self.queue)
         self.queue.remove(states[data.draw(st.integers(0, len(states) - 1))].request.request_id)
 
-    @rule(num_admitted=st.integers(0, 3))
-    def admit(self, num_admitted: int) -> None:
-        """A pass: look for leaders, then take the head, which leads others at once."""
+    @rule(num_admitted=st.integers(0, 3), num_evicted=st.sampled_from([0, 0, 1, 3, 9]))
+    def admit(self, num_admitted: int, num_evicted: int) -> None:
+        """A pass: look for leaders, then take the head, which leads others at once; room for it is made then."""
         self.queue.start_pass(self.running)
-        for _ in range(num_admitted):
-            head = self.check_head()
+        for number in range(num_admitted):
+            head = self.check_head(has_evicted=number > 0 and num_evicted > 0)
             if head is None:
                 return
             match = self.cache.match(head.request.namespace, head.token_ids, head.max_cached)
@@ -202,7 +202,8 @@ class QueueAgainstTwin(RuleBasedStateMachine):
             self.twin.admissions.append(self.twin.arrived(head))
             self.queue.admitted(head)
             self.running.append(head)
-        self.check_head()
+            self.evict(num_evicted)
+        self.check_head(has_evicted=num_admitted > 0 and num_evicted > 0)
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), count=st.integers(1, 12))
@@ -236,13 +237,17 @@ class QueueAgainstTwin(RuleBasedStateMachine):
     def evict(self, num_pages: int) -> None:
         self.cache.make_room(self.cache.num_free_pages + min(num_pages, self.cache.num_evictable_pages), self.now)
 
-    def check_head(self) -> RequestState | None:
+    def check_head(self, has_evicted: bool) -> RequestState | None:
+        """has_evicted: in this pass; then those are held who were, and who goes on like them, and the next pass finds the others."""
         states = list(self.queue)
         followers = {one.arrival for one in states if any(self.twin.shares_next(one, leader) for leader in self.running)}
         # an overdue one waits for one leader at most; which, the queue has noted
         free = [one for one in states if one.arrival not in followers or self.is_let_go(one)]
         head = self.queue.head()
         held = {id(state) for node in self.nodes() if node.holder is not None for state in below(node)}
+        if has_evicted:
+            assert all(one.arrival in followers for one in states if id(one) in held)
+            free = [one for one in states if id(one) not in held]
         assert {one.arrival for one in states if id(one) in held} == {one.arrival for one in states} - {one.arrival for one in free}
         assert head is self.twin.head(free, states)
         return head

@@ -213,6 +213,16 @@ class PromptTree:
             pending.extend(node.children.values())
             yield node
 
+    def end_of_coverage(self, node: PromptNode) -> PromptNode:
+        """`node` is not covered: the first one from the root to it that is not."""
+        while True:
+            assert node.chain is not None
+            first = node.chain.first_uncovered(node)
+            assert first.parent is not None
+            if first.parent.is_covered:
+                return first
+            node = first.parent
+
     def frontier(self, namespace: Namespace, tokens: bytes) -> PromptNode | None:
         """The node on the path of `tokens` where coverage ends, if they go on for a page of its edge from there."""
         node, offset, stop = self.root, 0, len(tokens) - len(tokens) % self.page_bytes

@@ -7,7 +7,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install serve test soak check bench compat clean
+.PHONY: help install serve test soak check bench compat gpu-compile gpu-plan clean
 
 help:
 	@echo "make serve    install, and serve the default model on 127.0.0.1:30000   (ARGS=\"--port 8000\")"
@@ -16,6 +16,8 @@ help:
 	@echo "make check    ruff and mypy"
 	@echo "make bench    re-use on against off, on this machine, as a report in bench/out/quick    (PLAN=full or PLAN=peers)"
 	@echo "make compat   other people's tools against a real server, each in an environment of its own: minutes, 8 GB on the first run"
+	@echo "make gpu-compile  FlashInfer's kernels through nvcc, no GPU needed: 170 MB to fetch, nine minutes of CPU"
+	@echo "make gpu-plan     FlashInfer's planner, so compiled, plans the backend's steps"
 	@echo "make install  only $(VENV) and the package;  make clean removes what was made here"
 
 install: $(STAMP)
@@ -28,9 +30,11 @@ $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not make $(VENV); on Debian: apt-get install python3-venv" >&2; exit 1; }
 
 $(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing into $(VENV): minutes on the first run, 1.4 GB or more with torch"
+	@echo "installing into $(VENV): minutes on the first run, 2.6 GB or more with torch, triton and flashinfer"
 	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test,bench]' || \
 		{ echo "could not install: is the package index reachable? Options for pip go into PIP_ARGS" >&2; exit 1; }
+	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt --no-deps flashinfer-python || \
+		{ echo "could not install flashinfer-python, which tests of the GPU backend run on a CPU" >&2; exit 1; }
 	@touch $@
 
 serve: install
@@ -52,6 +56,24 @@ bench: install
 
 compat: install
 	$(VENV)/bin/python -m tests.compat.run $(ARGS)
+
+GPU_COMPILE := bench/out/gpu-compile
+# FlashInfer and what importing it needs are in $(VENV); versions that belong together, none of their dependencies
+GPU_COMPILE_WHEELS := ninja \
+	'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-runtime==13.0.*' 'nvidia-cuda-cccl==13.0.*'
+
+$(GPU_COMPILE)/site/.installed: Makefile | install
+	rm -rf $(GPU_COMPILE)/site
+	$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps --no-compile --target $(GPU_COMPILE)/site $(GPU_COMPILE_WHEELS)
+	@touch $@
+
+GPU_COMPILE_PYTHON := PYTHONPATH=$(CURDIR)/$(GPU_COMPILE)/site PATH="$(CURDIR)/$(GPU_COMPILE)/site/bin:$$PATH" $(VENV)/bin/python
+
+gpu-compile: $(GPU_COMPILE)/site/.installed
+	$(GPU_COMPILE_PYTHON) -m bench.gpu_compile $(ARGS)
+
+gpu-plan: $(GPU_COMPILE)/site/.installed
+	$(GPU_COMPILE_PYTHON) -m bench.gpu_plan $(ARGS)
 
 clean:
 	rm -rf $(VENV) .venv-compat build dist bench/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

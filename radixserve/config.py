@@ -157,9 +157,29 @@ class EngineConfig(_Checked):
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     device: str = option("auto", "auto: cuda where there is one, else cpu", choices=("auto", "cpu", "cuda"))
+    tp_size: int = option(
+        1,
+        "tensor parallelism: split each layer over so many GPUs of this machine, or processes on a CPU; must divide the model's heads",
+        low=1,
+        high=64,
+    )
     context_length: int | None = option(None, "lower the context length of the model's config", low=2)
     attention_backend: str = option(
-        "auto", "attention kernels; auto: cpu on a CPU where its kernel can be built, else torch", choices=("auto", "torch", "cpu")
+        "auto",
+        "attention kernels; auto: flashinfer, else triton, on an NVIDIA GPU, and cpu on a CPU, where they can be had, else torch",
+        choices=("auto", "flashinfer", "triton", "torch", "cpu"),
+    )
+    cuda_graph_max_bs: int = option(
+        64, "decode steps of up to so many rows run as CUDA graphs, captured at start (with flashinfer)", low=1, high=512
+    )
+    disable_cuda_graph: bool = option(False, "launch every kernel of a decode step one by one")
+    disable_cascade_attention: bool = option(
+        False, "never read a beginning that decode rows share once for all of them (with flashinfer, which does so where it should pay)"
+    )
+    repeatable_attention: bool = option(
+        False,
+        "cut long rows of keys at fixed places and share no reads (flashinfer), so that a row's result depends less on the rows beside "
+        "it: slower; equal batches give equal bits, others may still differ",
     )
     linear_backend: str = option(
         "auto",

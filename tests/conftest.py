@@ -1,9 +1,11 @@
-"""For all tests: OpenMP threads that do not spin, and the account of pages recounted after every step of every engine."""
+"""For all tests: OpenMP threads that do not spin, Triton interpreted, every page of every engine recounted after each step."""
 
 import os
 
 # before torch is loaded: spinning threads on a busy machine make tests take many times as long
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# before triton is loaded: its kernels then run on the CPU, in its interpreter
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 

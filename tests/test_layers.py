@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "native": set(),
     "attention": BASE | {"kv", "native"},
     "models": BASE | {"kv", "native", "attention"},
-    "runner": BASE | {"kv", "attention", "models"},
+    "runner": BASE | {"kv", "native", "attention", "models"},
     "engine": BASE | LEFT | RIGHT,
     "server": BASE | LEFT | RIGHT | {"engine"},
     "cli": BASE | LEFT | RIGHT | {"engine", "server"},

@@ -1,35 +1,93 @@
-"""Names of attention backends, and how each is made."""
+"""Names of attention backends, how each is made, and which comes first where nobody chose. A new one is a function and two entries."""
 
 import logging
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.cpu_backend import DTYPES, CpuBackend
+from radixserve.attention.flashinfer_backend import FlashInferBackend
+from radixserve.attention.flashinfer_package import why_not as why_not_flashinfer
 from radixserve.attention.torch_backend import TorchBackend
+from radixserve.attention.triton_backend import TritonBackend
+from radixserve.attention.triton_backend import reason_against as why_not_triton
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool
 from radixserve.native import KernelBuildError
 
 logger = logging.getLogger(__name__)
+Options = Mapping[str, Any]  # keywords of a backend's own; each takes what it knows
+_INSTEAD = "or use --attention-backend torch, which is slower"
 
-NAMES = ("auto", "torch", "cpu")
+
+def _torch(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
+    return TorchBackend(pool, num_heads)
 
 
-def make_attention_backend(name: str, pool: KVPool, num_heads: int) -> AttentionBackend:
-    """The backend called `name` over `pool`. "auto" is the best one for the pool's device and dtype that can be had here.
-
-    ConfigError for any other name, and for "cpu" where its kernel cannot be: another device or dtype, or no compiler.
-    """
-    if name not in NAMES:
-        raise ConfigError(f"--attention-backend: expected one of {', '.join(NAMES)}, got {name!r}")
-    is_possible = pool.device.type == "cpu" and pool.dtype in DTYPES
-    if name == "torch" or (name == "auto" and not is_possible):
-        return TorchBackend(pool, num_heads)
-    if not is_possible:
+def _cpu(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
+    if pool.device.type != "cpu" or pool.dtype not in DTYPES:
         raise ConfigError(f"--attention-backend cpu: expected float32 or bfloat16 on a CPU, got {pool.dtype} on {pool.device}; use torch")
     try:
         return CpuBackend(pool, num_heads)
     except KernelBuildError as error:
-        if name == "cpu":
-            raise ConfigError(f"--attention-backend cpu: {error}; or use --attention-backend torch, which is slower") from error
-        logger.warning("attention runs on plain torch, several times slower than the CPU kernel: %s", error)
-        return TorchBackend(pool, num_heads)
+        raise ConfigError(f"--attention-backend cpu: {error}; {_INSTEAD}") from error
+
+
+def _flashinfer(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
+    if reason := why_not_flashinfer(pool):
+        raise ConfigError(f"--attention-backend flashinfer: {reason}; {_INSTEAD}")
+    known = {name: value for name, value in options.items() if name in ("cost", "fixed_split_pages")}
+    return _warmed_up(FlashInferBackend(pool, num_heads, **known), "nvcc, a C++ compiler and ninja")
+
+
+def _triton(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
+    if reason := why_not_triton(pool, num_heads):
+        raise ConfigError(f"--attention-backend triton: {reason}; {_INSTEAD}")
+    return _warmed_up(TritonBackend(pool, num_heads), "a C compiler, and the Triton that its torch asks for")
+
+
+def _warmed_up(backend: FlashInferBackend | TritonBackend, needs: str) -> AttentionBackend:
+    """ConfigError, in one line, where its kernels do not compile or run; the error's own lines are in the traceback."""
+    try:
+        backend.warm_up()
+    except Exception as error:  # whatever a compiler, a loader or a driver says
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        what = f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
+        raise ConfigError(
+            f"--attention-backend {backend.name}: its kernels cannot be compiled or run here ({what}); they need {needs}; {_INSTEAD}"
+        ) from error
+    return backend
+
+
+_MAKERS: dict[str, Callable[[KVPool, int, Options], AttentionBackend]] = {
+    "flashinfer": _flashinfer,
+    "triton": _triton,
+    "torch": _torch,
+    "cpu": _cpu,
+}
+# what "auto" tries, by the pool's device; torch does everything, so it ends each list
+_ORDER = {"cuda": ("flashinfer", "triton", "torch"), "cpu": ("cpu", "torch")}
+NAMES = ("auto", *_MAKERS)
+
+
+def make_attention_backend(name: str, pool: KVPool, num_heads: int, options: Options | None = None) -> AttentionBackend:
+    """The backend called `name` over `pool`. "auto" is the best one for the pool's device and dtype that can be had here.
+
+    ConfigError for any other name, and for one that cannot be had: another device or dtype, no compiler, no package.
+    """
+    if name not in NAMES:
+        raise ConfigError(f"--attention-backend: expected one of {', '.join(NAMES)}, got {name!r}")
+    if name != "auto":
+        return _MAKERS[name](pool, num_heads, options or {})
+    reasons: list[str] = []
+    for candidate in _ORDER.get(pool.device.type, ("torch",)):
+        try:
+            backend = _MAKERS[candidate](pool, num_heads, options or {})
+        except ConfigError as error:
+            reasons.append(error.message)
+            continue
+        if reasons:
+            plain = "plain torch" if candidate == "torch" else candidate
+            logger.warning("attention runs on %s, slower than the best for %s: %s", plain, pool.device.type, "; ".join(reasons))
+        return backend
+    raise AssertionError("torch makes a backend of any pool")

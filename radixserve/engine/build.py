@@ -4,6 +4,8 @@ import dataclasses
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,17 +14,26 @@ from radixserve.attention.registry import make_attention_backend
 from radixserve.attention.timed import TimedAttention
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig
 from radixserve.engine.engine import Engine
+from radixserve.engine.graphs import attention_options, capture_graphs, graph_capture, plan_graphs, refuse_idle_flags
 from radixserve.engine.info import EngineInfo
-from radixserve.engine.memory import free_bytes, has_native_bfloat16, pool_bytes
+from radixserve.engine.memory import has_native_bfloat16
+from radixserve.engine.pool import affordable_pages, allocate
 from radixserve.errors import ConfigError
-from radixserve.kv import KVPool, PageTable, bytes_per_token
+from radixserve.kv import KVPool
 from radixserve.models.config import ModelConfig, load_model_config
-from radixserve.models.location import resolve_model
+from radixserve.models.decoder import Decoder
+from radixserve.models.location import ModelLocation, resolve_model
+from radixserve.models.packed_decoder import PackedDecoder
+from radixserve.models.rank_group import RankGroup, RankLostError
+from radixserve.models.sharding import shard_config
 from radixserve.models.weights import load_decoder
 from radixserve.runner.model_runner import ModelRunner
 from radixserve.scheduler.scheduler import Scheduler
 from radixserve.tree.disabled_cache import DisabledCache
 from radixserve.tree.prefix_cache import PageCache, PrefixCache
+
+if TYPE_CHECKING:
+    from radixserve.engine.tp.workers import Workers
 
 logger = logging.getLogger("radixserve.engine")
 
@@ -32,34 +43,85 @@ def build_engine(config: EngineConfig) -> Engine:
     location = resolve_model(config.model_path)
     model_config = load_model_config(location.path)
     config = resolve_config(config, model_config)
-    device, dtype = torch.device(config.device), getattr(torch, config.dtype)
-    decoder = load_decoder(
-        model_config,
-        location.path,
-        dtype=dtype,
+    if config.tp_size == 1:
+        return _build(config, location, model_config)
+    from radixserve.engine.tp.workers import Workers  # and with it the wire's packages, which one rank does without
+
+    workers = Workers(config, str(location.path))
+    try:
+        return _build(config, location, model_config, workers)
+    except RankLostError as error:
+        raise workers.failure() from error
+    except BaseException:
+        workers.end()
+        raise
+
+
+def _build(config: EngineConfig, location: ModelLocation, model_config: ModelConfig, workers: "Workers | None" = None) -> Engine:
+    device = rank_device(config, rank=0)
+    group = RankGroup(0, config.tp_size, device) if workers else None
+    decoder = load_rank(config, model_config, location.path, device, group)
+    capture = graph_capture(device)
+    graph_plan = plan_graphs(config, capture)
+    num_pages = affordable_pages(config, model_config, decoder, graph_plan)
+    if workers:
+        num_pages = min(num_pages, workers.wait_loaded())
+    pool, page_table = allocate(config, decoder.config, num_pages, decoder.dtype, device)
+    num_heads, options = decoder.config.num_heads, attention_options(config)
+    attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, num_heads, options)
+    refuse_idle_flags(config, attention.name)
+    if workers and group:
+        workers.allocate(num_pages, attention.name)
+        group.connect(workers.directory)
+        if device.type == "cuda":  # gloo sees that a peer is gone; NCCL's kernels wait
+            workers.on_death(group.abort)
+    graphs = capture_graphs(graph_plan, decoder, attention, page_table, capture)
+    if config.deterministic:
+        check_deterministic(config.device, attention.name, decoder.linear_backend)
+    if config.profile_steps and device.type == "cpu" and not decoder.attends_natively(attention):
+        attention = TimedAttention(attention)
+    runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids, graphs)
+    cache = _make_cache(config.cache, num_pages)
+    assert config.context_length is not None
+    scheduler = Scheduler(
+        config.scheduler, cache, config.context_length, frozenset(model_config.eos_token_ids), _forced_retraction_interval(os.environ)
+    )
+    info = _info(config, location.name, str(location.path), model_config, pool, attention.name, decoder.linear_backend)
+    logger.debug(_banner(info))
+    if workers is None:
+        return Engine(config, info, scheduler, runner)
+    from radixserve.engine.tp.lead import LeadRunner
+
+    return Engine(config, info, scheduler, LeadRunner(runner, workers, page_table.num_slots), check_ranks=workers.check)
+
+
+def rank_device(config: EngineConfig, rank: int) -> torch.device:
+    """Where a rank computes; there is one device per rank."""
+    if config.device != "cuda" or config.tp_size == 1:
+        return torch.device(config.device)
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def load_rank(
+    config: EngineConfig, model: ModelConfig, path: Path, device: torch.device, group: RankGroup | None
+) -> Decoder | PackedDecoder:
+    """The decoder of one rank, or of the only one: then `group` is None."""
+    if group is not None:
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(min(torch.get_num_threads(), max(1, num_cores // group.size)))
+    return load_decoder(
+        model,
+        path,
+        dtype=getattr(torch, config.dtype),
         device=device,
         load_format=config.load_format,
         seed=config.random_seed,
         linear_backend=config.linear_backend,
         quantization=config.quantization,
+        group=group,
     )
-    num_pages = _num_pages(config, model_config, dtype, device, decoder.size_bytes)
-    context_length = config.context_length
-    assert context_length is not None
-    pool, page_table = _allocate(config, model_config, num_pages, dtype, device)
-    attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, model_config.num_heads)
-    if config.deterministic:
-        check_deterministic(config.device, attention.name, decoder.linear_backend)
-    if config.profile_steps and device.type == "cpu" and not decoder.attends_natively(attention):
-        attention = TimedAttention(attention)
-    runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids)
-    cache = _make_cache(config.cache, num_pages)
-    scheduler = Scheduler(
-        config.scheduler, cache, context_length, frozenset(model_config.eos_token_ids), _forced_retraction_interval(os.environ)
-    )
-    info = _info(config, location.name, str(location.path), model_config, pool, attention.name, decoder.linear_backend)
-    logger.debug(_banner(info))
-    return Engine(config, info, scheduler, runner)
 
 
 def _make_cache(config: CacheConfig, num_pages: int) -> PageCache:
@@ -79,6 +141,10 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         raise ConfigError("--radix-eviction-policy: nothing is evicted with --disable-radix-cache")
     if device == "cpu" and config.cache.mem_fraction_static is not None:
         raise ConfigError("--mem-fraction-static is for a GPU; on a CPU give --max-total-tokens")
+    if config.cuda_graph_max_bs != EngineConfig().cuda_graph_max_bs and (config.disable_cuda_graph or config.tp_size > 1):
+        raise ConfigError("--cuda-graph-max-bs: there are no graphs with --disable-cuda-graph, and none with --tp-size above 1")
+    if config.tp_size > 1:
+        config = _resolve_ranks(config, model, device)
     if config.deterministic:
         check_deterministic(device, config.attention_backend, config.linear_backend)
     check_quantization(config.quantization, device, config.linear_backend)
@@ -92,6 +158,24 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         context_length=_context_length(config, model),
         scheduler=_resolve_scheduler(config, device),
     )
+
+
+def _resolve_ranks(config: EngineConfig, model: ModelConfig, device: str) -> EngineConfig:
+    """What computes whole layers, or whole steps, in one piece has no place for an exchange between ranks: plain torch does it instead."""
+    shard_config(model, config.tp_size)
+    if not torch.distributed.is_available():
+        raise ConfigError(f"--tp-size: expected 1 where torch is built without torch.distributed, got {config.tp_size}")
+    if config.linear_backend == "native":
+        raise ConfigError(f"--linear-backend native: expected --tp-size 1, got {config.tp_size}; use torch")
+    if config.quantization != "none":
+        raise ConfigError(f"--quantization {config.quantization}: expected --tp-size 1, got {config.tp_size}")
+    if config.deterministic:
+        raise ConfigError(f"--deterministic: expected --tp-size 1, got {config.tp_size}: sums over ranks round otherwise than one sum")
+    if device == "cuda" and torch.cuda.device_count() < config.tp_size:
+        raise ConfigError(f"--tp-size: expected at most {torch.cuda.device_count()}, the number of CUDA devices, got {config.tp_size}")
+    if device == "cuda" and not config.disable_cuda_graph:
+        logger.info("--tp-size %d: decode steps run without CUDA graphs", config.tp_size)
+    return dataclasses.replace(config, linear_backend="torch", disable_cuda_graph=True)
 
 
 def check_deterministic(device: str, attention: str, linear: str) -> None:
@@ -147,46 +231,6 @@ def _resolve_scheduler(config: EngineConfig, device: str) -> SchedulerConfig:
     return dataclasses.replace(scheduler, chunked_prefill_size=chunk, max_running_requests=rows)
 
 
-def _num_pages(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device, weight_bytes: int) -> int:
-    token_bytes = bytes_per_token(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
-    num_tokens = config.cache.max_total_tokens
-    if num_tokens is None:
-        num_bytes = pool_bytes(device, weight_bytes, config.cache.mem_fraction_static)
-        num_tokens = num_bytes // token_bytes
-        if num_tokens < config.cache.page_size:
-            raise ConfigError(
-                f"no memory is left for the KV pool: {num_bytes / 2**20:.0f} MiB beside {weight_bytes / 2**20:.0f} MiB of weights, "
-                f"at {token_bytes} bytes a token; free some memory, raise --mem-fraction-static, or give --max-total-tokens"
-            )
-    elif num_tokens < config.cache.page_size:
-        raise ConfigError(f"--max-total-tokens: expected at least one page of {config.cache.page_size} tokens, got {num_tokens}")
-    elif num_tokens * token_bytes > (free := free_bytes(device)):
-        raise ConfigError(
-            f"--max-total-tokens: {num_tokens} tokens at {token_bytes} bytes each are {num_tokens * token_bytes / 2**20:.0f} MiB, and "
-            f"{free / 2**20:.0f} MiB are free on {device}, enough for {free // token_bytes} tokens"
-        )
-    return num_tokens // config.cache.page_size
-
-
-def _allocate(
-    config: EngineConfig, model: ModelConfig, num_pages: int, dtype: torch.dtype, device: torch.device
-) -> tuple[KVPool, PageTable]:
-    page_size, num_rows, context_length = config.cache.page_size, config.scheduler.max_running_requests, config.context_length
-    assert context_length is not None and num_rows is not None
-    try:
-        pool = KVPool(model.num_layers, num_pages, page_size, model.num_kv_heads, model.head_dim, dtype, device)
-        page_table = PageTable(num_rows, -(-context_length // page_size), page_size, device)
-    except (RuntimeError, MemoryError) as error:  # torch's own kinds for memory that it did not get
-        num_tokens = num_pages * page_size
-        size = num_tokens * bytes_per_token(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
-        raise ConfigError(
-            f"no memory for the KV pool of {num_tokens} tokens ({size / 2**20:.0f} MiB) and the page table of {num_rows} rows of "
-            f"{context_length} tokens: {free_bytes(device) / 2**20:.0f} MiB are free on {device}; "
-            "lower --max-total-tokens, --max-running-requests or --context-length"
-        ) from error
-    return pool, page_table
-
-
 def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: KVPool, attention: str, linear: str) -> EngineInfo:
     assert config.context_length and config.scheduler.max_running_requests and config.scheduler.chunked_prefill_size
     return EngineInfo(
@@ -199,7 +243,7 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
         quantization=config.quantization,
         context_length=config.context_length,
         max_total_tokens=pool.num_pages * pool.page_size,
-        pool_size_bytes=pool.size_bytes,
+        pool_size_bytes=pool.size_bytes * config.tp_size,
         page_size=pool.page_size,
         schedule_policy=config.scheduler.schedule_policy,
         vocab_size=model.vocab_size,
@@ -207,6 +251,7 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
         is_radix_cache_disabled=config.cache.disable_radix_cache,
         max_running_requests=config.scheduler.max_running_requests,
         chunked_prefill_size=config.scheduler.chunked_prefill_size,
+        tp_size=config.tp_size,
     )
 
 
@@ -217,5 +262,5 @@ def _banner(info: EngineInfo) -> str:
         f"max_total_num_tokens={info.max_total_tokens} ({info.pool_size_bytes / 2**30:.2f} GiB), page_size={info.page_size}, "
         f"radix_cache={'off' if info.is_radix_cache_disabled else 'on'}, schedule_policy={info.schedule_policy}, "
         f"chunked_prefill_size={info.chunked_prefill_size}, max_running_requests={info.max_running_requests}, "
-        f"context_len={info.context_length}"
+        f"context_len={info.context_length}, tp_size={info.tp_size}"
     )

@@ -25,13 +25,21 @@ class Engine:
     """Not thread-safe: one loop calls add, abort, finish, flush_cache and step in turn."""
 
     def __init__(
-        self, config: EngineConfig, info: EngineInfo, scheduler: Scheduler, runner: Runner, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        info: EngineInfo,
+        scheduler: Scheduler,
+        runner: Runner,
+        clock: Callable[[], float] = time.monotonic,
+        check_ranks: Callable[[], None] = lambda: None,
     ) -> None:
+        """check_ranks raises EngineDeadError when a process that the runner needs has ended."""
         self.config = config
         self.info = info
         self._scheduler = scheduler
         self._runner = runner
         self._clock = clock
+        self._check_ranks = check_ranks
         self._seconds = StepSeconds()
         self._log = StepLog(config.decode_log_interval, shows_chunk_size=config.scheduler.target_step_ms is not None)
         self._profile = StepProfile(config.profile_steps)
@@ -126,7 +134,11 @@ class Engine:
         return self._scheduler.flush(self._clock())
 
     def check_idle(self) -> None:
-        """Recount the account of pages if anything happened since the last time. Call when there is no work."""
+        """Recount the account of pages if anything happened since the last time. Call when there is no work.
+
+        EngineDeadError when a rank has ended.
+        """
+        self._check_ranks()
         if not self._was_checked and not self.has_work:
             self._scheduler.check_account()
             self._was_checked = True

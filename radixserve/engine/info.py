@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Token figures are tokens, not pages; pool_size_bytes counts K and V of the whole pool."""
+    """Token figures are tokens, not pages; pool_size_bytes counts K and V of the whole pool, on all ranks together."""
 
     model_name: str
     model_path: str
@@ -24,3 +24,4 @@ class EngineInfo:
     is_radix_cache_disabled: bool
     max_running_requests: int
     chunked_prefill_size: int
+    tp_size: int = 1

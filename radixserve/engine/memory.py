@@ -59,12 +59,6 @@ def has_native_bfloat16() -> bool:
     return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
-def pool_bytes(device: torch.device, weight_bytes: int, mem_fraction_static: float | None) -> int:
-    """Bytes for the KV pool, weights being loaded already.
-
-    CPU: min(4 GiB, half of the free memory). GPU: SGLang's meaning, weights and pool together are mem_fraction_static of the total.
-    """
-    if device.type == "cpu":
-        return min(MAX_CPU_POOL_BYTES, free_host_bytes() // 2)
-    free, total = torch.cuda.mem_get_info(device)
-    return min(free, int(total * (mem_fraction_static or 0.85)) - weight_bytes)
+def cpu_pool_bytes() -> int:
+    """Bytes for a KV pool in main memory, weights being loaded already: min(4 GiB, half of the free memory)."""
+    return min(MAX_CPU_POOL_BYTES, free_host_bytes() // 2)

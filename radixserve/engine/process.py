@@ -57,12 +57,14 @@ EngineFactory = Callable[[EngineConfig], StepEngine]
 class EngineLoop:
     """Messages in, steps, outputs out, until Shutdown. The socket never drops a message: its high-water marks are off."""
 
-    def __init__(self, engine: StepEngine, socket: "zmq.Socket[bytes]") -> None:
+    def __init__(self, engine: StepEngine, socket: "zmq.Socket[bytes]", *, is_watchful: bool = False) -> None:
+        """is_watchful: check an idle engine again and again, since it has processes of its own that may end."""
         self._engine = engine
         self._socket = socket
         self._is_running = True
         self._send_seconds = 0.0
-        self._idle_check_due = False
+        self._is_watchful = is_watchful
+        self._idle_check_due = is_watchful
 
     def run(self) -> None:
         while self._is_running:
@@ -74,7 +76,7 @@ class EngineLoop:
     def _receive(self) -> None:
         """Handle all messages that are there; wait for one when there is nothing to step. A flush that was withdrawn meanwhile is none."""
         if not self._engine.has_work and not self._socket.poll(int(IDLE_CHECK_DELAY_S * 1000) if self._idle_check_due else None):
-            self._idle_check_due = False
+            self._idle_check_due = self._is_watchful
             self._engine.check_idle()
             return
         messages = list(self._waiting_messages())
@@ -141,6 +143,11 @@ def die_with_parent(parent_pid: int) -> None:
     """End this process when the server is gone: by the kernel where it can do so, and by a thread that looks, everywhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_without_parent(parent_pid)
+
+
+def end_without_parent(parent_pid: int) -> None:
+    """The part of die_with_parent that does not mind which of the parent's threads started this process, and whether that one lives on."""
 
     def watch() -> None:
         while os.getppid() == parent_pid:
@@ -172,7 +179,7 @@ def main(factory: EngineFactory = build_engine) -> int:
     try:
         engine = factory(start.config)
         socket.send(wire.encode(wire.Ready(engine.info)))
-        EngineLoop(engine, socket).run()
+        EngineLoop(engine, socket, is_watchful=start.config.tp_size > 1).run()
         return 0
     except RadixServeError as error:
         socket.send(wire.encode(wire.Fatal(error.message)))

@@ -100,14 +100,14 @@ ClientMessage = Add | Abort | Finish | Flush | WithdrawFlush | GetStats | Shutdo
 EngineMessage = Ready | Outputs | Flushed | Stats | Fatal
 
 
-def _array_to_bytes(value: Any) -> bytes:
+def array_to_bytes(value: Any) -> bytes:
     if isinstance(value, array):
         assert value.typecode == "i", f"token ids cross as int32, got array({value.typecode!r})"
         return value.tobytes()
     raise NotImplementedError(f"cannot send a {type(value).__name__}")
 
 
-def _bytes_to_array(kind: Any, value: Any) -> IntArray:
+def bytes_to_array(kind: Any, value: Any) -> IntArray:
     if kind is not array or not isinstance(value, bytes):
         raise NotImplementedError(f"cannot receive a {kind}")
     ids: IntArray = array("i")
@@ -115,9 +115,9 @@ def _bytes_to_array(kind: Any, value: Any) -> IntArray:
     return ids
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_array_to_bytes)
+_encoder = msgspec.msgpack.Encoder(enc_hook=array_to_bytes)
 _start_decoder = msgspec.msgpack.Decoder(Start)
-_client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage, dec_hook=_bytes_to_array)
+_client_decoder: msgspec.msgpack.Decoder[ClientMessage] = msgspec.msgpack.Decoder(ClientMessage, dec_hook=bytes_to_array)
 _engine_decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
 
 
@@ -138,8 +138,9 @@ def decode_engine_message(data: bytes) -> EngineMessage:
 
 
 class SocketDirectory:
-    """A fresh directory of mode 0700 that holds one socket file. Removed as soon as both ends hold the connection.
+    """A fresh directory of mode 0700 that holds one socket file, or that of engine/tp/ in which ranks meet.
 
+    The socket's is removed as soon as both ends hold the connection.
     A file inside is locked for as long as its process lives: what a killed server left is swept by the next one. A lock and not a process
     id, which means nothing to a server in another container that shares the directory above.
     """
@@ -152,6 +153,10 @@ class SocketDirectory:
         self._lock = os.open(self._path / "new", os.O_CREAT | os.O_RDWR, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         os.rename(self._path / "new", self._path / _LOCK)  # under its name it was never without its lock
+
+    @property
+    def path(self) -> Path:
+        return self._path
 
     def remove(self) -> None:
         shutil.rmtree(self._path, ignore_errors=True)

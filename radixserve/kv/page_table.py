@@ -52,7 +52,7 @@ class PageTable:
         self.device = torch.device(device)
         self.host: Int32 = np.zeros((num_slots, max_pages_per_slot), dtype=np.int32)
         self._host_view = torch.from_numpy(self.host)
-        self._mirror = self._host_view if self.device.type == "cpu" else self._host_view.to(self.device)
+        self._mirror: torch.Tensor | None = self._host_view if self.device.type == "cpu" else None  # made when asked for: it is large
         self._dirty_slots: set[int] = set()
 
     def write(self, slot: int, page_write: PageWrite) -> None:
@@ -75,7 +75,9 @@ class PageTable:
 
     def device_table(self) -> torch.Tensor:
         """[num_slots, max_pages_per_slot] int32 on the device, up to date with the host; on a CPU the same memory."""
-        if self._mirror is not self._host_view and self._dirty_slots:
+        if self._mirror is None:
+            self._mirror = self._host_view.to(self.device)
+        elif self._mirror is not self._host_view and self._dirty_slots:
             slots = torch.tensor(sorted(self._dirty_slots))
             self._mirror.index_copy_(0, slots.to(self.device), self._host_view[slots].to(self.device))
         self._dirty_slots.clear()

@@ -11,7 +11,9 @@ import torch.nn.functional as F
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.batch import ForwardBatch
 from radixserve.models.config import ModelConfig
-from radixserve.models.layers import RotaryTable, apply_rotary, rms_norm
+from radixserve.models.layers import RotaryTable
+from radixserve.models.ops import Rotate, choose_ops
+from radixserve.models.rank_group import RankGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +39,23 @@ class DecoderWeights:
 
 
 class Decoder:
-    """The model of one process. Immutable after loading; needs no autograd, so call it under torch.inference_mode()."""
+    """The model of one process. Immutable after loading; needs no autograd, so call it under torch.inference_mode().
+
+    With a group it is one rank's part (models/sharding.py): config and weights are that part's, and all ranks call forward and
+    compute_logits with the same rows.
+    """
 
     linear_backend = "torch"
     quantization = "none"
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, group: RankGroup | None = None) -> None:
         self.config = config
         self.weights = weights
+        self._group = group
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         self._rotary = RotaryTable(config, self.dtype, self.device)
+        self._ops = choose_ops(config, self._rotary, self.dtype, self.device)
 
     @property
     def size_bytes(self) -> int:
@@ -63,19 +71,24 @@ class Decoder:
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
         """[num_tokens, hidden_size] after the final norm. The caller has called attention.plan(batch)."""
         eps = self.config.rms_norm_eps
-        hidden = F.embedding(batch.input_ids, self.weights.embedding)
-        cos, sin = self._rotary.at(batch.positions)
-        for index, layer in enumerate(self.weights.layers):
-            normed = rms_norm(hidden, layer.input_norm, eps)
-            hidden += self._attend(index, layer, normed, cos, sin, attention)  # in place: fresh memory costs more than the sum
-            normed = rms_norm(hidden, layer.post_attention_norm, eps)
-            gate, up = F.linear(normed, layer.gate_up).chunk(2, dim=-1)
-            hidden += F.linear(F.silu(gate).mul_(up), layer.down)
-        return rms_norm(hidden, self.weights.final_norm, eps)
+        hidden = self._embed(batch.input_ids)
+        ops, layers = self._ops, self.weights.layers
+        rotate = ops.rotation(self._rotary, batch.positions)
+        normed = ops.rms_norm(hidden, layers[0].input_norm, eps)
+        for index, layer in enumerate(layers):
+            attended = self._attend(index, layer, normed, rotate, attention)
+            normed = ops.add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
+            next_norm = layers[index + 1].input_norm if index + 1 < len(layers) else self.weights.final_norm
+            mlp = self._sum(F.linear(ops.silu_and_mul(F.linear(normed, layer.gate_up)), layer.down))
+            normed = ops.add_rms_norm(mlp, hidden, next_norm, eps)
+        return normed
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [n, hidden_size] -> [n, vocab_size] float32."""
-        return F.linear(hidden, self.weights.lm_head).float()
+        """hidden [n, hidden_size] -> [n, vocab_size] float32; on ranks other than 0 only a part comes back, of no use to anybody."""
+        logits = F.linear(hidden, self.weights.lm_head)
+        if self._group is not None:
+            logits = self._group.gather(logits)[:, : self.config.vocab_size]
+        return logits.float()
 
     def seconds(self) -> tuple[float, float, float, float]:
         """Torch's operations are not timed one by one: see PackedDecoder.seconds."""
@@ -85,13 +98,25 @@ class Decoder:
         """See PackedDecoder.attends_natively."""
         return False
 
+    def _embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """ids [n] int64 -> [n, hidden_size]"""
+        embedding = self.weights.embedding
+        if self._group is None:
+            return F.embedding(ids, embedding)
+        local = ids - self._group.rank * embedding.shape[0]
+        is_elsewhere = (local < 0) | (local >= embedding.shape[0])
+        hidden = F.embedding(local.masked_fill(is_elsewhere, 0), embedding)
+        return self._group.sum(hidden.masked_fill_(is_elsewhere[:, None], 0.0))
+
+    def _sum(self, part: torch.Tensor) -> torch.Tensor:
+        return part if self._group is None else self._group.sum(part)
+
     def _attend(
         self,
         index: int,
         layer: LayerWeights,
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        rotate: Rotate,
         attention: AttentionBackend,
     ) -> torch.Tensor:
         config = self.config
@@ -100,7 +125,7 @@ class Decoder:
         heads = F.linear(hidden, layer.qkv, layer.qkv_bias).view(-1, num_rotated + config.num_kv_heads, config.head_dim)
         qk, v = heads[:, :num_rotated], heads[:, num_rotated:]
         if layer.qk_norm is not None:
-            qk = rms_norm(qk, layer.qk_norm, config.rms_norm_eps)
-        qk = apply_rotary(qk, cos, sin)
+            qk = self._ops.qk_norm(qk, layer.qk_norm, config.num_heads, config.rms_norm_eps)
+        qk = rotate(qk, config.num_heads)
         attended = attention.run(index, qk[:, : config.num_heads], qk[:, config.num_heads :], v)
-        return F.linear(attended.reshape(-1, config.num_heads * config.head_dim), layer.output)
+        return self._sum(F.linear(attended.reshape(-1, config.num_heads * config.head_dim), layer.output))

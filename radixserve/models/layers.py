@@ -1,6 +1,7 @@
 """The small pieces of a decoder layer. Each matches transformers' arithmetic, roundings included, so that tokens can be compared."""
 
 import math
+from functools import cached_property
 
 import torch
 
@@ -38,6 +39,11 @@ class RotaryTable:
         inv_freq = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
         angles = torch.arange(config.max_position_embeddings, dtype=torch.float32)[:, None] * inv_freq
         self.table = torch.cat([angles.cos(), angles.sin()], dim=-1).to(dtype=dtype, device=device)
+
+    @cached_property
+    def wide(self) -> torch.Tensor:
+        """[max_position_embeddings, head_dim] float32: the same values, for kernels that want them so."""
+        return self.table.float()
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions [n] int64 -> cos, sin [n, 1, head_dim / 2], ready to broadcast over heads."""

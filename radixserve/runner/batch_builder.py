@@ -9,6 +9,9 @@ import torch
 from radixserve.attention.batch import ForwardBatch
 from radixserve.core import ScheduledBatch, ScheduledRow
 from radixserve.kv import PageTable
+from radixserve.runner.upload import Uploader
+
+_TABLES = ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len", "seq_lens")
 
 
 def check_rows(batch: ScheduledBatch, vocab_size: int) -> None:
@@ -51,32 +54,35 @@ def _logits_indices(rows: Sequence[ScheduledRow], qo_indptr: npt.NDArray[np.int3
     return np.concatenate(indices)
 
 
-def build_forward_batch(batch: ScheduledBatch, page_table: PageTable, last_token_ids: torch.Tensor, device: torch.device) -> ForwardBatch:
+def build_forward_batch(
+    batch: ScheduledBatch, page_table: PageTable, last_token_ids: torch.Tensor, device: torch.device, uploader: Uploader | None = None
+) -> ForwardBatch:
     """The tensors of one step. last_token_ids [num_slots] int64, device: the token that each slot sampled last."""
     rows = batch.rows
     slots = [row.slot for row in rows]
     csr = page_table.build_csr(slots, [row.start for row in rows], [row.count for row in rows])
     num_decode_rows = batch.num_decode_rows
-    decode_ids = last_token_ids[torch.tensor(slots[:num_decode_rows], dtype=torch.int64, device=device)]
     prompt_ids = [np.frombuffer(row.token_ids, dtype=np.int32) for row in rows[num_decode_rows:]]
-    input_ids = decode_ids
+    arrays: dict[str, npt.NDArray[np.generic]] = {name: getattr(csr, name) for name in _TABLES}
+    arrays |= {
+        "positions": csr.positions,
+        "out_slots": csr.out_slots,
+        "logits_indices": _logits_indices(rows, csr.qo_indptr),
+        "decode_slots": np.array(slots[:num_decode_rows], dtype=np.int64),
+        "prompt_ids": np.concatenate(prompt_ids).astype(np.int64) if prompt_ids else np.zeros(0, dtype=np.int64),
+    }
+    sent = (uploader or Uploader(device)).upload(arrays)
+    on_device = sent.device
+    input_ids = last_token_ids[on_device["decode_slots"]]
     if prompt_ids:
-        input_ids = torch.cat([decode_ids, torch.from_numpy(np.concatenate(prompt_ids)).to(device, torch.int64)])
-    host = {name: torch.from_numpy(getattr(csr, name)) for name in ("qo_indptr", "kv_indptr", "kv_last_page_len", "seq_lens")}
+        input_ids = torch.cat([input_ids, on_device["prompt_ids"]])
     return ForwardBatch(
         input_ids=input_ids,
-        positions=torch.from_numpy(csr.positions).to(device),
-        out_slots=torch.from_numpy(csr.out_slots).to(device),
-        qo_indptr=host["qo_indptr"].to(device),
-        kv_indptr=host["kv_indptr"].to(device),
-        kv_indices=torch.from_numpy(csr.kv_indices).to(device),
-        kv_last_page_len=host["kv_last_page_len"].to(device),
-        seq_lens=host["seq_lens"].to(device),
-        qo_indptr_host=host["qo_indptr"],
-        kv_indptr_host=host["kv_indptr"],
-        kv_last_page_len_host=host["kv_last_page_len"],
-        seq_lens_host=host["seq_lens"],
-        logits_indices=torch.from_numpy(_logits_indices(rows, csr.qo_indptr)).to(device),
+        positions=on_device["positions"],
+        out_slots=on_device["out_slots"],
+        logits_indices=on_device["logits_indices"],
         num_decode_rows=num_decode_rows,
         page_size=page_table.page_size,
+        **{name: on_device[name] for name in _TABLES},
+        **{f"{name}_host": sent.host[name] for name in _TABLES},
     )

@@ -2,7 +2,7 @@
 penalties, bias, temperature and filters. Ids outside of the logits given (a head's padding) take no part, not even in the sum.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -26,10 +26,14 @@ def token_logprobs(
     knows no infinity.
     """
     result: list[TokenLogprob] = []
-    for first in range(0, len(num_top), rows_at_once):
-        last = min(first + rows_at_once, len(num_top))
+    for first, last in row_ranges(len(num_top), rows_at_once):
         result += _token_logprobs(logits_of(first, last), token_ids[first:last], num_top[first:last])
     return result
+
+
+def row_ranges(num_rows: int, rows_at_once: int = ROWS_AT_ONCE) -> Iterator[tuple[int, int]]:
+    """The (first, last) that token_logprobs asks for, in order."""
+    return ((first, min(first + rows_at_once, num_rows)) for first in range(0, num_rows, rows_at_once))
 
 
 def _token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, num_top: Sequence[int]) -> list[TokenLogprob]:

@@ -20,9 +20,11 @@ from radixserve.core import RowLogprobs, ScheduledBatch, StepOutput, StepTimes, 
 from radixserve.kv import KVPool, PageTable
 from radixserve.runner.adjustments import LogitAdjustments
 from radixserve.runner.batch_builder import build_forward_batch, check_rows
+from radixserve.runner.decode_graphs import DecodeGraphs
 from radixserve.runner.logprobs import token_logprobs
 from radixserve.runner.sampler import sample
 from radixserve.runner.slots import SlotSettings
+from radixserve.runner.upload import Uploader
 
 
 class DecoderContract(Protocol):
@@ -44,6 +46,7 @@ class ModelRunner:
     vocab_size: ids at and above it are never drawn. Where a head has more rows than the tokenizer has tokens, a vocab_size of all rows
     lets those be drawn too, as transformers does; they are no text.
     eos_token_ids: ids that end a request, which min_tokens holds back.
+    graphs: decode steps that run as CUDA graphs, over the same decoder, pool and attention.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class ModelRunner:
         attention: AttentionBackend,
         vocab_size: int,
         eos_token_ids: tuple[int, ...] = (),
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         assert pool.page_size == page_table.page_size, (
             f"ModelRunner: expected one page size, got {pool.page_size} in the pool and {page_table.page_size} in the page table"
@@ -62,12 +66,14 @@ class ModelRunner:
         self._pool = pool
         self._page_table = page_table
         self._attention = attention
+        self._graphs = graphs
         self._vocab_size = vocab_size
         self._slots = SlotSettings(page_table.num_slots)
         self._adjustments = LogitAdjustments(page_table.num_slots, vocab_size, pool.device, eos_token_ids)
         # on the device, so that the next step can start without the host having seen this one's tokens
         self._last_token_ids = torch.zeros(page_table.num_slots, dtype=torch.int64, device=pool.device)
         self._has_last_token = [False] * page_table.num_slots
+        self._uploader = Uploader(pool.device)
 
     @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepOutput:
@@ -79,10 +85,14 @@ class ModelRunner:
         self._apply_slot_changes(batch)
         if not batch.rows:
             return StepOutput(batch.step, (), StepTimes(plan_s=time.perf_counter() - started))
-        forward_batch = build_forward_batch(batch, self._page_table, self._last_token_ids, self._pool.device)
-        self._attention.plan(forward_batch)
+        forward_batch = build_forward_batch(batch, self._page_table, self._last_token_ids, self._pool.device, self._uploader)
+        graph = self._graphs.choose(forward_batch) if self._graphs is not None else None
+        (graph or self._attention).plan(forward_batch)
         planned, before = time.perf_counter(), self._forward_parts()
-        hidden = self._decoder.forward(forward_batch, self._attention)
+        if graph is not None:
+            hidden = graph.replay(forward_batch.num_rows)
+        else:
+            hidden = self._decoder.forward(forward_batch, self._attention)
         sampled = [index for index, row in enumerate(batch.rows) if row.is_sampled]
         logits = self._logits(hidden, forward_batch.logits_indices[: len(sampled)]) if sampled else None
         if self._pool.device.type == "cuda":

@@ -101,7 +101,7 @@ def _server_info(context: ServerContext, throughput: float) -> dict[str, Any]:
         "schedule_policy": info.schedule_policy,
         "disable_radix_cache": info.is_radix_cache_disabled,
         "dp_size": 1,
-        "tp_size": 1,
+        "tp_size": info.tp_size,
         "internal_states": [{"last_gen_throughput": throughput, "effective_max_running_requests_per_dp": info.max_running_requests}],
     }
 

@@ -192,7 +192,8 @@ def _announce(info: EngineInfo, served_name: str, listener: socket.socket) -> No
     size = f"{info.max_total_tokens} tokens ({info.pool_size_bytes / 2**20:.0f} MiB)"
     kernels = f"attention {info.attention_backend}, linears {info.linear_backend}"
     weights = info.dtype if info.quantization == "none" else f"{info.dtype}, {info.quantization} weights"
-    print(f"model {served_name} ({weights} on {info.device}), {kernels}, context {info.context_length} tokens")
+    ranks = f", {info.tp_size} ranks" if info.tp_size > 1 else ""
+    print(f"model {served_name} ({weights} on {info.device}{ranks}), {kernels}, context {info.context_length} tokens")
     print(f"pool {size}, page size {info.page_size}, policy {policy}")
     print(f"radixserve is ready on http://{host}:{port}", flush=True)
 

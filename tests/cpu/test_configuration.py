@@ -8,7 +8,7 @@ import pytest
 
 from radixserve import LLM
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig
-from radixserve.engine import build, memory
+from radixserve.engine import memory, pool
 from radixserve.errors import ConfigError
 
 WRONG: list[tuple[type[Any], str, Any, str]] = [
@@ -62,14 +62,14 @@ def test_a_pool_larger_than_the_memory_is_refused_with_numbers(tiny_model: Calla
 def test_memory_that_is_not_given_is_a_config_error(tiny_model: Callable[[str, bool], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where more is reported free than can be had: torch's own error says nothing of a flag."""
     model_dir = str(tiny_model("llama", True))
-    monkeypatch.setattr(build, "free_bytes", lambda device: 10**18)
+    monkeypatch.setattr(pool, "free_bytes", lambda device: 10**18)
     with pytest.raises(ConfigError, match=r"KV pool of 2147483647 tokens \(786432 MiB\).*are free on cpu; lower --max-total-tokens"):
         LLM(model_dir, dtype="float32", device="cpu", max_total_tokens=2**31 - 1)
 
     def no_memory(*args: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(build, "PageTable", no_memory)
+    monkeypatch.setattr(pool, "PageTable", no_memory)
     with pytest.raises(ConfigError, match=r"page table of 500 rows"):
         LLM(model_dir, dtype="float32", device="cpu", max_total_tokens=64, max_running_requests=500)
 

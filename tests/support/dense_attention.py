@@ -47,6 +47,7 @@ def single_sequence_batch(token_ids: list[int], start: int = 0) -> ForwardBatch:
         seq_lens=seq_lens,
         qo_indptr_host=qo_indptr,
         kv_indptr_host=kv_indptr,
+        kv_indices_host=torch.arange(1, end + 1, **int32),
         kv_last_page_len_host=last_page_len,
         seq_lens_host=seq_lens,
         logits_indices=torch.tensor([count - 1]),

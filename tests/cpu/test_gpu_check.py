@@ -1,0 +1,120 @@
+"""bench.gpu_check's own manners: it goes on after a failure, tells right from wrong, and its checks can fail."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flashinfer", reason="flashinfer-python is not installed (make install does it)")
+
+from bench.gpu_correctness import check_backend, check_engine, check_graph, check_triton
+from bench.gpu_report import Report
+from bench.gpu_shapes import SMALL, shrunk
+from radixserve.attention import registry
+from radixserve.attention.flashinfer_backend import FlashInferBackend
+from radixserve.attention.triton_backend import TritonBackend
+from radixserve.engine import build
+from tests.support.flashinfer_reference import Reference
+from tests.support.recorded_graph import GraphRecorder
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[GraphRecorder]:
+    reference, made = Reference(), GraphRecorder()
+    reference.install(monkeypatch)
+    reference.on_kernel = made.kernel
+    monkeypatch.setattr(registry, "why_not_flashinfer", lambda pool: None)
+    monkeypatch.setattr(build, "graph_capture", lambda device: made)
+    with torch.inference_mode():
+        yield made
+
+
+BARE = """
+import sys
+
+blocked = {"pytest", *WORDS}
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in blocked:
+            raise ModuleNotFoundError(f"{name} is not on such a machine")
+
+sys.meta_path.insert(0, Blocker())
+import torch
+import bench.gpu_check
+from bench.gpu_correctness import answers_of, make_prompts
+from bench.gpu_shapes import SMALL, engine_of, shrunk
+
+shape = shrunk(SMALL)
+options = {"attention_backend": "torch", "max_total_tokens": 512, "context_length": 256, "chunked_prefill_size": 64}
+with torch.inference_mode(), engine_of(shape, torch.device("cpu"), **options) as engine:
+    assert len(answers_of(engine, make_prompts(shape, 1, 8, 4), 2)[0].token_ids) == 2
+"""
+
+
+def test_it_runs_where_there_is_torch_and_little_else() -> None:
+    """A machine with a GPU may have no package index: bench/gpu_wheels.sh brings what FlashInfer imports, and nothing of the server's."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.match(r"[\w-]+", one)[0].replace("-", "_") for one in project["dependencies"]}  # type: ignore[index]
+    blocked = sorted(names - {"torch", "numpy"} | {"zmq", "prometheus_client"})
+    assert "msgspec" in blocked and "transformers" in blocked
+    done = subprocess.run([sys.executable, "-c", BARE.replace("WORDS", repr(blocked))], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_report_goes_on_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(report: Report) -> None:
+        raise ValueError("no such kernel\nand more")
+
+    report = Report(budget_s=60.0)
+    report.attempt("timing", fail, decides=False)
+    assert report.num_wrong == 0
+    report.attempt("kernel", fail, decides=True)
+    report.attempt("other", lambda one: one.say("other", True, us=1.23456), decides=True)
+    assert report.num_wrong == 1
+    report.budget_s = 0.0
+    report.attempt("late", fail, decides=True)
+    assert report.num_wrong == 1 and report.skipped == ["late"]
+    assert report.table().splitlines()[-1] == "1 right, 1 wrong, 1 skipped"
+    assert '"error": "ValueError: no such kernel"' in capsys.readouterr().out
+
+
+def test_the_backend_and_its_graph_are_right(recorder: GraphRecorder) -> None:
+    report = Report(60.0)
+    check_backend(report, (9, 3, 64), 16, CPU)
+    check_graph(report, (9, 3, 64), 16, CPU, recorder)
+    assert [result.is_right for result in report.results] == [True] * 7
+
+
+def test_a_wrong_backend_is_found(recorder: GraphRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = FlashInferBackend.run
+    monkeypatch.setattr(FlashInferBackend, "run", lambda self, layer, q, k, v: plain(self, layer, q * 1.05, k, v))
+    report = Report(60.0)
+    check_backend(report, (9, 3, 64), 16, CPU)
+    assert report.num_wrong == 2
+
+
+def test_a_wrong_triton_backend_is_found(recorder: GraphRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed: it has wheels for Linux only")
+    report = Report(60.0)
+    check_triton(report, (9, 3, 64), 16, CPU)
+    assert [result.is_right for result in report.results] == [True] * 2
+    plain = TritonBackend.run
+    monkeypatch.setattr(TritonBackend, "run", lambda self, layer, q, k, v: plain(self, layer, q * 1.05, k, v))
+    check_triton(report, (9, 3, 64), 16, CPU)
+    assert report.num_wrong == 1
+
+
+def test_engines_are_right(recorder: GraphRecorder) -> None:
+    report = Report(60.0)
+    check_engine(report, replace(shrunk(SMALL), num_layers=1), CPU)
+    assert [result.is_right for result in report.results] == [True] * 15

@@ -14,6 +14,7 @@ from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig
 from radixserve.engine.engine import Engine
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.memory import free_bytes, has_native_bfloat16, pool_bytes
+from radixserve.engine.pipeline import Overlapped
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool, PageTable, bytes_per_token
 from radixserve.models.config import ModelConfig, load_model_config
@@ -58,7 +59,8 @@ def build_engine(config: EngineConfig) -> Engine:
     )
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name, decoder.linear_backend)
     logger.debug(_banner(info))
-    return Engine(config, info, scheduler, runner)
+    pipeline = Overlapped(runner.launch) if config.overlap_schedule == "on" else None
+    return Engine(config, info, scheduler, runner, pipeline=pipeline)
 
 
 def _make_cache(config: CacheConfig, num_pages: int) -> PageCache:
@@ -88,8 +90,16 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         device=device,
         dtype=dtype,
         context_length=_context_length(config, model),
+        overlap_schedule=resolve_overlap(config.overlap_schedule, device),
         scheduler=_resolve_scheduler(config, device),
     )
+
+
+def resolve_overlap(overlap_schedule: str, device: str) -> str:
+    """On a CPU the planner takes the cores from the kernels, and a new request waits a step longer (docs/decisions/009)."""
+    if overlap_schedule != "auto":
+        return overlap_schedule
+    return "on" if device == "cuda" else "off"
 
 
 def check_deterministic(device: str, attention: str, linear: str) -> None:

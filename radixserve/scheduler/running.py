@@ -78,7 +78,7 @@ class RunningRequests(Mapping[str, RequestState]):
             state.num_pinned = self._cache.pin(state.request.namespace, state.request.prompt_ids, ttl_s, now).num_tokens
 
     def stop(self, state: RequestState, now: float, is_over: bool = True) -> None:
-        """Take back slot and pages, once none of its rows is under way; what it computed stays in the tree. is_over: it will not run again."""
+        """Take back slot and pages once no row of it is under way; what it computed stays in the tree. is_over: it will not run again."""
         del self._states[state.request.request_id]
         state.has_ended = is_over
         if state.num_unanswered:

@@ -151,9 +151,7 @@ def test_no_row_is_planned_for_one_that_is_sure_to_end() -> None:
     bench = ahead()
     bench.add(request("none", range(5), 0), request("one", range(10, 15), 1), request("two", range(20, 25), 2))
     bench.drain()
-    assert [[row.slot for row in batch.rows] for batch in bench.batches] == [[bench.batches[0].rows[i].slot for i in range(3)]] + [
-        [bench.batches[1].rows[0].slot]
-    ]
+    assert [len(batch.rows) for batch in bench.batches] == [3, 1]
     assert bench.tokens("two") == expected_tokens(range(20, 25), 2) and bench.final("none").num_output_tokens == 0
 
 
@@ -162,7 +160,8 @@ def test_an_abort_while_a_row_is_under_way() -> None:
     bench.add(request("a", range(8), 50))
     bench.step()
     bench.scheduler.abort("a")
-    (token, final) = bench.step()[:1] + bench.outputs[-1:]
+    bench.step()
+    final = bench.final("a")
     assert final.finish_reason is FinishReason.ABORT
     assert final.num_output_tokens == 1 and bench.tokens("a") == expected_tokens(range(8), 1)
     bench.drain()

@@ -35,9 +35,11 @@ class SetUp:
     is_tree_on: bool
     eviction: str
     waiting: str
+    overlap: str = "off"
 
     def __str__(self) -> str:
-        return f"page size {self.page_size}, {f'tree {self.eviction}' if self.is_tree_on else 'no tree'}, {self.waiting}"
+        tree = f"tree {self.eviction}" if self.is_tree_on else "no tree"
+        return f"page size {self.page_size}, {tree}, {self.waiting}{', overlapped' if self.overlap == 'on' else ''}"
 
     @property
     def options(self) -> dict[str, object]:
@@ -46,6 +48,7 @@ class SetUp:
             "disable_radix_cache": not self.is_tree_on,
             "radix_eviction_policy": self.eviction,
             "schedule_policy": self.waiting,
+            "overlap_schedule": self.overlap,
             "priority_scheduling_preemption_threshold": 1,
             "priority_aging_passes": 32,
         }
@@ -60,6 +63,8 @@ SET_UPS = (
     SetUp(16, True, "fifo", "lpm"),
     SetUp(1, False, "lru", "fcfs"),
     SetUp(16, False, "lru", "cost"),
+    SetUp(1, True, "adaptive", "lpm", overlap="on"),
+    SetUp(16, True, "lru", "cost", overlap="on"),
 )
 
 
@@ -217,7 +222,8 @@ class Soak:
     def _step(self) -> None:
         if self._rng.random() < 0.05:
             is_busy = bool(self._by_id)
-            assert self._engine.flush_cache() != is_busy or not self._engine.has_work, "a flush is refused while anybody is there"
+            is_flushed, stats = self._engine.flush_cache(), self._engine.stats()
+            assert is_flushed != is_busy or not stats.num_running + stats.num_waiting, "a flush is refused while anybody is there"
         for output in self._engine.step():
             client = self._by_id[output.request_id]  # KeyError: news of a request that ended before
             client.answer.take(output)

@@ -1,4 +1,4 @@
-"""What --overlap-schedule does to decode steps: `python -m bench.overlap`. In process, engine only; the arms take turns (off, on, on, off, ...).
+"""What --overlap-schedule does to decode steps: `python -m bench.overlap`. In process, engine only; the arms take turns.
 
 A slice: so many equal-sized requests at once, all to their ends. Two arms that are the same show what the machine's own noise is.
 """

@@ -139,6 +139,32 @@ def test_stop_strings_and_usage(tiny_model: Tiny) -> None:
     assert plain == [(one.text, one.token_ids, one.finish_reason) for one in llms[1].generate(prompts, sampling)], "and again"
 
 
+def test_a_flush_right_behind_an_answer(tiny_model: Tiny) -> None:
+    """ABORT-07, ABORT-08: a request that ended at a stop token leaves a row under way; whoever has its answer may flush at once."""
+    engine = tiny_engine(tiny_model("llama", True), max_total_tokens=512, overlap_schedule="on")
+    num_under_way = 0
+    for number in range(100):
+        stops = tuple(range(number % 3, 384, 3))
+        engine.add(make_request(str(number), [5, 6, 7 + number], max_tokens=30, temperature=0.0, stop_token_ids=stops))
+        while not any(output.is_final for output in engine.step()):
+            pass
+        num_under_way += bool(engine._under_way)
+        assert engine.flush_cache()
+        assert engine.stats().free_tokens == 512 and not engine.has_work
+    assert num_under_way > 50
+
+
+def test_a_flush_beside_others_is_refused_and_loses_nothing(tiny_model: Tiny) -> None:
+    engine = tiny_engine(tiny_model("llama", True), max_total_tokens=512, overlap_schedule="on")
+    engine.add(make_request("a", [5, 6, 7], max_tokens=12, temperature=0.0, ignore_eos=True))
+    answer = Answer()
+    while engine.has_work:
+        for output in engine.step():
+            answer.take(output)
+        assert engine.flush_cache() == (engine.stats().num_running == 0)  # the news of its end may come with the next step
+    assert answer.final is not None and len(answer.token_ids) == 12
+
+
 def test_steps_do_overlap(tiny_model: Tiny) -> None:
     """The next step is planned while this one runs: its batch is there before the answer was taken."""
     engine = tiny_engine(tiny_model("llama", True), max_total_tokens=512, overlap_schedule="on")

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from radixserve.core import FinishReason, Request, RequestOutput
 from radixserve.engine.engine import Engine
@@ -38,8 +39,8 @@ class SetUp:
     overlap: str = "off"
 
     def __str__(self) -> str:
-        tree = f"tree {self.eviction}" if self.is_tree_on else "no tree"
-        return f"page size {self.page_size}, {tree}, {self.waiting}{', overlapped' if self.overlap == 'on' else ''}"
+        tree, overlap = f"tree {self.eviction}" if self.is_tree_on else "no tree", ", overlapped" * (self.overlap == "on")
+        return f"page size {self.page_size}, {tree}, {self.waiting}{overlap}"
 
     @property
     def options(self) -> dict[str, object]:
@@ -160,14 +161,8 @@ class Soak:
 
     @staticmethod
     def _pressed_engine(model_dir: Path, **options: object) -> Engine:
-        before = os.environ.get("RADIXSERVE_TEST_RETRACT")
-        os.environ["RADIXSERVE_TEST_RETRACT"] = str(FORCED_INTERVAL)
-        try:
+        with patch.dict(os.environ, RADIXSERVE_TEST_RETRACT=str(FORCED_INTERVAL)):
             return tiny_engine(model_dir, max_total_tokens=POOL_TOKENS, schedule_conservativeness=0.0, **options)
-        finally:
-            del os.environ["RADIXSERVE_TEST_RETRACT"]
-            if before is not None:
-                os.environ["RADIXSERVE_TEST_RETRACT"] = before
 
     def _count_preemptions(self) -> None:
         """At their source: the stats have them among the retractions."""
@@ -273,8 +268,7 @@ class Soak:
             self._step()
         assert not self._by_id, f"{len(self._by_id)} requests have no end"
         assert self._engine.flush_cache()
-        report = self.report
-        stats = self._engine.stats()
+        report, stats = self.report, self._engine.stats()
         assert stats.free_tokens == stats.pool_tokens and stats.pinned_tokens == 0
         assert stats.requests_total == stats.finished_total + stats.aborted_total == report.num_ended
         report.num_flushes += 1

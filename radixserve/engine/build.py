@@ -95,11 +95,15 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     )
 
 
-def resolve_overlap(overlap_schedule: str, device: str) -> str:
-    """On a CPU the planner takes the cores from the kernels, and a new request waits a step longer (docs/decisions/009)."""
+def resolve_overlap(overlap_schedule: str, device: str, num_ranks: int = 1) -> str:
+    """On a CPU there is no device beside the cores that plan, and a new request would wait a step longer (docs/decisions/009)."""
+    if overlap_schedule == "on" and num_ranks > 1:
+        raise ConfigError(
+            f"--overlap-schedule on: expected one rank, got {num_ranks}: ranks take one step after the other; use auto or off"
+        )
     if overlap_schedule != "auto":
         return overlap_schedule
-    return "on" if device == "cuda" else "off"
+    return "on" if device == "cuda" and num_ranks == 1 else "off"
 
 
 def check_deterministic(device: str, attention: str, linear: str) -> None:

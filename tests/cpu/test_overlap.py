@@ -15,6 +15,7 @@ from radixserve.engine.build import resolve_overlap
 from radixserve.engine.engine import Engine
 from radixserve.engine.llm import LLM
 from radixserve.engine.pipeline import OneByOne, Overlapped
+from radixserve.errors import ConfigError
 from radixserve.models.packed_decoder import can_compute
 from tests.cpu.test_deterministic import said
 from tests.support.engine_runs import Answer, make_request, tiny_engine
@@ -189,6 +190,9 @@ def test_a_profile_has_its_steps_one_by_one(tiny_model: Tiny, capfd: pytest.Capt
 
 def test_auto_is_on_where_the_device_is_no_cpu(tiny_model: Tiny) -> None:
     assert [resolve_overlap("auto", device) for device in ("cpu", "cuda")] == ["off", "on"]
+    assert resolve_overlap("auto", "cuda", num_ranks=2) == "off"
+    with pytest.raises(ConfigError, match="--overlap-schedule on: expected one rank, got 2"):
+        resolve_overlap("on", "cuda", num_ranks=2)
     assert isinstance(tiny_engine(tiny_model("llama", True), max_total_tokens=64)._pipeline, OneByOne)
 
 

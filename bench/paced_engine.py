@@ -40,6 +40,7 @@ class PacedEngine:
             device="none",
             attention_backend="none",
             linear_backend="none",
+            quantization="none",
             context_length=CONTEXT_LENGTH,
             max_total_tokens=CONTEXT_LENGTH * MAX_STREAMS,
             pool_size_bytes=0,

@@ -166,6 +166,12 @@ class EngineConfig(_Checked):
         "matrix products: native packs the weights once (CPU with AVX-512, a C++ compiler); torch; auto: native where it can be",
         choices=("auto", "native", "torch"),
     )
+    quantization: str = option(
+        "none",
+        "int8: weights of 8 bits with a scale for each output, made at load: a decode step reads half of the bytes, and results change "
+        "slightly; native products (CPU) only",
+        choices=("none", "int8"),
+    )
     deterministic: bool = option(
         False,
         "start only where a text's bits depend on its prompt, seed and sampling alone, not on hits, chunks, batch or retraction: native "

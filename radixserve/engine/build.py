@@ -42,6 +42,7 @@ def build_engine(config: EngineConfig) -> Engine:
         load_format=config.load_format,
         seed=config.random_seed,
         linear_backend=config.linear_backend,
+        quantization=config.quantization,
     )
     num_pages = _num_pages(config, model_config, dtype, device, decoder.size_bytes)
     context_length = config.context_length
@@ -82,6 +83,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         raise ConfigError("--mem-fraction-static is for a GPU; on a CPU give --max-total-tokens")
     if config.deterministic:
         check_deterministic(device, config.attention_backend, config.linear_backend)
+    check_quantization(config.quantization, device, config.linear_backend)
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" or has_native_bfloat16() else "float32"
@@ -98,9 +100,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
 def resolve_overlap(overlap_schedule: str, device: str, num_ranks: int = 1) -> str:
     """On a CPU there is no device beside the cores that plan, and a new request would wait a step longer (docs/decisions/009)."""
     if overlap_schedule == "on" and num_ranks > 1:
-        raise ConfigError(
-            f"--overlap-schedule on: expected one rank, got {num_ranks}: ranks take one step after the other; use auto or off"
-        )
+        raise ConfigError(f"--overlap-schedule on: expected one rank, got {num_ranks}: ranks take one step after the other; use auto")
     if overlap_schedule != "auto":
         return overlap_schedule
     return "on" if device == "cuda" and num_ranks == 1 else "off"
@@ -115,6 +115,16 @@ def check_deterministic(device: str, attention: str, linear: str) -> None:
         raise ConfigError(sentence.format("--attention-backend cpu", attention))
     if linear not in ("auto", "native"):
         raise ConfigError(sentence.format("--linear-backend native", linear))
+
+
+def check_quantization(quantization: str, device: str, linear: str) -> None:
+    """ConfigError for what has no products of integers. What "auto" comes to is load_decoder's to refuse."""
+    if quantization == "none":
+        return
+    if device != "cpu":
+        raise ConfigError(f"--quantization {quantization}: expected --device cpu, got {device}")
+    if linear not in ("auto", "native"):
+        raise ConfigError(f"--quantization {quantization}: expected --linear-backend native, got {linear}")
 
 
 def _forced_retraction_interval(environment: Mapping[str, str]) -> int | None:
@@ -198,6 +208,7 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
         device=config.device,
         attention_backend=attention,
         linear_backend=linear,
+        quantization=config.quantization,
         context_length=config.context_length,
         max_total_tokens=pool.num_pages * pool.page_size,
         pool_size_bytes=pool.size_bytes,
@@ -214,7 +225,7 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
 def _banner(info: EngineInfo) -> str:
     return (
         f"model={info.model_name}, dtype={info.dtype}, device={info.device}, attention_backend={info.attention_backend}, "
-        f"linear_backend={info.linear_backend}, "
+        f"linear_backend={info.linear_backend}, quantization={info.quantization}, "
         f"max_total_num_tokens={info.max_total_tokens} ({info.pool_size_bytes / 2**30:.2f} GiB), page_size={info.page_size}, "
         f"radix_cache={'off' if info.is_radix_cache_disabled else 'on'}, schedule_policy={info.schedule_policy}, "
         f"chunked_prefill_size={info.chunked_prefill_size}, max_running_requests={info.max_running_requests}, "

@@ -13,6 +13,7 @@ class EngineInfo:
     device: str
     attention_backend: str
     linear_backend: str
+    quantization: str  # of the weights: none or int8
     context_length: int
     max_total_tokens: int
     pool_size_bytes: int

@@ -40,6 +40,7 @@ class Decoder:
     """The model of one process. Immutable after loading; needs no autograd, so call it under torch.inference_mode()."""
 
     linear_backend = "torch"
+    quantization = "none"
 
     def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
         self.config = config

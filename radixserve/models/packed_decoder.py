@@ -2,7 +2,7 @@
 another backend everything between two attentions is one. The bits are the same.
 
 The bits of a row's result do not depend on the rows beside it. The weights' only copy is the packed one: a row of a tied embedding is
-gathered from the packed head.
+gathered from the packed head. Quantized weights are packed as integers with a scale for each output; the embedding stays as it was.
 """
 
 import ctypes
@@ -47,19 +47,22 @@ class PackedDecoder:
 
     linear_backend = "native"
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights, layers: list[LayerWeights]) -> None:
-        """`weights` without layers; `layers` is emptied as they are packed, so that no layer is held twice for longer than it takes."""
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, layers: list[LayerWeights], quantization: str = "none") -> None:
+        """`weights` without layers; `layers` is emptied as they are packed, so that no layer is held twice for longer than it takes.
+        `quantization` is none or int8, of all matrices but the embedding."""
         self.config = config
+        self.quantization = quantization
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
         self._library = library = load_library()
         self._rotary = RotaryTable(config, self.dtype, self.device)
         self._heads = torch.empty(0, dtype=self.dtype)
-        is_tied = weights.lm_head is weights.embedding
+        # an embedding of integers would lose what a lookup need not lose
+        is_head_looked_up = weights.lm_head is weights.embedding and quantization == "none"
         # everything that the native decoder points to
         self._kept: list[torch.Tensor] = [weights.final_norm]
         head = self._pack(weights.lm_head)
-        embedding = None if is_tied else self._keep(weights.embedding.contiguous())
+        embedding = None if is_head_looked_up else self._keep(weights.embedding.contiguous())
         sizes = (ctypes.c_int64 * 6)(
             config.hidden_size, config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim, config.vocab_size
         )
@@ -70,7 +73,7 @@ class PackedDecoder:
             self._rotary.table.data_ptr(),
             embedding,
             weights.final_norm.data_ptr(),
-            head,
+            (ctypes.c_void_p * 2)(*head),
         )
         assert self._native, f"PackedDecoder: no native decoder for {self.dtype}; ask can_pack first"
         weakref.finalize(self, library.radixserve_decoder_delete, self._native)
@@ -79,7 +82,7 @@ class PackedDecoder:
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the weights, padding of the last panels included, a tied head counted once."""
+        """Memory of the weights, padding of the last panels included, a tied head counted once unless it is quantized."""
         return sum(tensor.nbytes for tensor in self._kept)
 
     def forward(self, batch: ForwardBatch, attention: AttentionBackend) -> torch.Tensor:
@@ -151,15 +154,15 @@ class PackedDecoder:
         return self._heads[: n * width].view(n, -1, self.config.head_dim)
 
     def _add_layer(self, layer: LayerWeights) -> None:
-        parts = (ctypes.c_void_p * 8)(
+        parts = (ctypes.c_void_p * 12)(
             self._keep(layer.input_norm),
-            self._pack(layer.qkv),
+            *self._pack(layer.qkv),
             self._keep(layer.qkv_bias),
             self._keep(layer.qk_norm),
-            self._pack(layer.output),
+            *self._pack(layer.output),
             self._keep(layer.post_attention_norm),
-            self._pack(layer.gate_up, is_interleaved=True),
-            self._pack(layer.down),
+            *self._pack(layer.gate_up, is_interleaved=True),
+            *self._pack(layer.down),
         )
         self._library.radixserve_decoder_add_layer(self._native, parts)
 
@@ -170,13 +173,23 @@ class PackedDecoder:
         self._kept.append(tensor)
         return tensor.data_ptr()
 
-    def _pack(self, weight: torch.Tensor, is_interleaved: bool = False) -> int:
-        """weight [out, in] -> address of its panels; interleaved: the first half of its rows beside the second."""
+    def _pack(self, weight: torch.Tensor, is_interleaved: bool = False) -> tuple[int, int | None]:
+        """weight [out, in] -> addresses of panels and, if quantized, of scales; interleaved: first half of its rows beside the second."""
         assert weight.is_contiguous()
-        rows, words = weight.shape[0], weight.shape[1] * weight.element_size() // 4
+        rows, width = weight.shape
         per_panel = _PANEL // 2 if is_interleaved else _PANEL
         num_panels = -(-(rows // 2 if is_interleaved else rows) // per_panel)
+        if self.quantization == "int8":
+            integers = torch.zeros(num_panels, width, _PANEL, dtype=torch.int8)
+            scales = torch.zeros(num_panels, _PANEL)
+            is_bfloat16 = weight.dtype == torch.bfloat16
+            self._library.radixserve_decoder_quantize(
+                weight.data_ptr(), is_bfloat16, rows, width, is_interleaved, integers.data_ptr(), scales.data_ptr()
+            )
+            self._kept += [integers, scales]
+            return integers.data_ptr(), scales.data_ptr()
+        words = width * weight.element_size() // 4
         packed = torch.empty(num_panels, words, _PANEL, dtype=torch.int32)
         self._library.radixserve_decoder_pack(weight.data_ptr(), rows, words, is_interleaved, packed.data_ptr())
         self._kept.append(packed)
-        return packed.data_ptr()
+        return packed.data_ptr(), None

@@ -35,16 +35,18 @@ def load_decoder(
     load_format: str = "auto",
     seed: int = 0,
     linear_backend: str = "auto",
+    quantization: str = "none",
 ) -> Decoder | PackedDecoder:
     """load_format "auto" reads model_dir/*.safetensors; "dummy" reads no file and draws weights from `seed` on `device`.
-    linear_backend "native" packs the weights for the native products; "auto" does where that can be.
+    linear_backend "native" packs the weights for the native products; "auto" does where that can be. quantization "int8" needs native ones.
 
-    Raises WeightError naming a tensor that is missing, superfluous or of the wrong shape, ConfigError where "native" cannot be.
+    Raises WeightError naming a tensor that is missing, superfluous or of the wrong shape, ConfigError where "native" or "int8" cannot be.
     """
     is_packed = linear_backend != "torch" and can_pack(config, dtype, device)
-    if linear_backend == "native" and not is_packed:
+    if (linear_backend == "native" or quantization != "none") and not is_packed:
+        flag = "--linear-backend native" if quantization == "none" else f"--quantization {quantization}"
         raise ConfigError(
-            "--linear-backend native: expected a CPU with AVX-512 (and AVX512-BF16 for bfloat16), a C++ compiler, float32 or bfloat16 and "
+            f"{flag}: expected a CPU with AVX-512 (and AVX512-BF16 for bfloat16), a C++ compiler, float32 or bfloat16 and "
             f"even widths; got {dtype} on {device}"
         )
     with torch.inference_mode():
@@ -57,7 +59,7 @@ def load_decoder(
             return Decoder(config, weights)
         slots.clear()  # they hold views of what is to be freed
         layers, weights = list(weights.layers), replace(weights, layers=())
-        return PackedDecoder(config, weights, layers)
+        return PackedDecoder(config, weights, layers, quantization)
 
 
 class _Allocator:

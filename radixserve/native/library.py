@@ -17,6 +17,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "radixserve_sample": (_INT, [_INT64, _POINTER, _POINTER, _INT64, _INT64, *[_POINTER] * 6]),
     "radixserve_decoder_dtypes": (_INT, []),
     "radixserve_decoder_pack": (None, [_POINTER, _INT64, _INT64, _INT, _POINTER]),
+    "radixserve_decoder_quantize": (None, [_POINTER, _INT, _INT64, _INT64, _INT, _POINTER, _POINTER]),
     "radixserve_decoder_new": (_POINTER, [_INT, _POINTER, ctypes.c_float, *[_POINTER] * 4]),
     "radixserve_decoder_delete": (None, [_POINTER]),
     "radixserve_decoder_add_layer": (None, [_POINTER, _POINTER]),

@@ -91,6 +91,7 @@ def _server_info(context: ServerContext, throughput: float) -> dict[str, Any]:
         "device": info.device,
         "attention_backend": info.attention_backend,
         "linear_backend": info.linear_backend,
+        "quantization": info.quantization,
         "context_length": info.context_length,
         "max_total_tokens": info.max_total_tokens,
         "max_total_num_tokens": info.max_total_tokens,

@@ -191,7 +191,8 @@ def _announce(info: EngineInfo, served_name: str, listener: socket.socket) -> No
     policy = f"{info.schedule_policy}, radix cache {'off' if info.is_radix_cache_disabled else 'on'}"
     size = f"{info.max_total_tokens} tokens ({info.pool_size_bytes / 2**20:.0f} MiB)"
     kernels = f"attention {info.attention_backend}, linears {info.linear_backend}"
-    print(f"model {served_name} ({info.dtype} on {info.device}), {kernels}, context {info.context_length} tokens")
+    weights = info.dtype if info.quantization == "none" else f"{info.dtype}, {info.quantization} weights"
+    print(f"model {served_name} ({weights} on {info.device}), {kernels}, context {info.context_length} tokens")
     print(f"pool {size}, page size {info.page_size}, policy {policy}")
     print(f"radixserve is ready on http://{host}:{port}", flush=True)
 

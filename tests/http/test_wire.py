@@ -20,7 +20,7 @@ from radixserve.errors import ConfigError, EngineDeadError
 from radixserve.metrics import EngineStats, StepSeconds
 
 SAMPLING = SamplingParams(max_tokens=2**31 - 1, temperature=0.5, seed=-(2**63), stop=("é", "\n"), stop_token_ids=(1, 2), ignore_eos=True)
-INFO = EngineInfo("m", "p", "float32", "cpu", "torch", "torch", 100, 200, 2**40, 16, "lpm", 300, (1, 2), False, 64, 512)
+INFO = EngineInfo("m", "p", "float32", "cpu", "torch", "torch", "none", 100, 200, 2**40, 16, "lpm", 300, (1, 2), False, 64, 512)
 
 
 @pytest.mark.parametrize(

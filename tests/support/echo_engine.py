@@ -57,6 +57,7 @@ class EchoEngine:
             device="none",
             attention_backend="none",
             linear_backend="none",
+            quantization="none",
             context_length=CONTEXT_LENGTH,
             max_total_tokens=config.cache.max_total_tokens or 10 * CONTEXT_LENGTH,
             pool_size_bytes=0,

@@ -29,13 +29,13 @@ using namespace radixserve;
 template <class T>
 struct TypedDecoder final : AnyDecoder {
     Decoder<T> decoder;
-    TypedDecoder(const Shape& shape, const void* rotary, const void* embedding, const void* final_norm, const void* head)
-        : decoder(shape, static_cast<const T*>(rotary), static_cast<const T*>(embedding), static_cast<const T*>(final_norm),
-                  static_cast<const uint32_t*>(head)) {}
+    TypedDecoder(const Shape& shape, const void* rotary, const void* embedding, const void* final_norm, const void* const* head)
+        : decoder(shape, static_cast<const T*>(rotary), static_cast<const T*>(embedding), static_cast<const T*>(final_norm), weights(head)) {}
+    static Weights weights(const void* const* pair) { return {static_cast<const uint32_t*>(pair[0]), static_cast<const float*>(pair[1])}; }
     void add_layer(const void* const* parts) override {
         const auto norm = [&](int i) { return static_cast<const T*>(parts[i]); };
-        const auto packed = [&](int i) { return static_cast<const uint32_t*>(parts[i]); };
-        decoder.add_layer(norm(0), packed(1), norm(2), norm(3), packed(4), norm(5), packed(6), packed(7));
+        const auto product = [&](int i) { return weights(parts + i); };
+        decoder.add_layer(norm(0), product(1), norm(3), norm(4), product(5), norm(7), product(8), product(10));
     }
     bool begin(int64_t n, const int64_t* ids, const int64_t* positions, void* heads) override {
         return decoder.begin(n, ids, positions, static_cast<T*>(heads));
@@ -77,10 +77,21 @@ RADIXSERVE_DOOR void radixserve_decoder_pack(const void* rows, int64_t count, in
 #endif
 }
 
-// sizes: hidden, intermediate, heads, KV heads, head_dim, vocab. embedding null: looked up in the head, which is tied.
-// Null for a type that cannot be computed.
+// see quantize() in quantized_linear.h; packed [panels][width][32], scales [panels][32], both zeros beforehand
+RADIXSERVE_DOOR void radixserve_decoder_quantize(const void* rows, int is_bfloat16, int64_t count, int64_t width, int is_interleaved,
+                                                int8_t* packed, float* scales) {
+#if RADIXSERVE_HAS_DECODER
+    if (is_bfloat16) return quantize(static_cast<const bfloat16*>(rows), count, width, is_interleaved != 0, packed, scales);
+    quantize(static_cast<const float*>(rows), count, width, is_interleaved != 0, packed, scales);
+#else
+    (void)rows, (void)is_bfloat16, (void)count, (void)width, (void)is_interleaved, (void)packed, (void)scales;
+#endif
+}
+
+// sizes: hidden, intermediate, heads, KV heads, head_dim, vocab. embedding null: looked up in the head, which is tied and not quantized.
+// head: its packed weights, and their scales or null: not quantized. Null for a type that cannot be computed.
 RADIXSERVE_DOOR void* radixserve_decoder_new(int is_bfloat16, const int64_t* sizes, float eps, const void* rotary, const void* embedding,
-                                            const void* final_norm, const void* head) {
+                                            const void* final_norm, const void* const* head) {
     AnyDecoder* made = nullptr;
 #if RADIXSERVE_HAS_DECODER
     const Shape shape{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps};
@@ -94,7 +105,8 @@ RADIXSERVE_DOOR void* radixserve_decoder_new(int is_bfloat16, const int64_t* siz
     return made;
 }
 RADIXSERVE_DOOR void radixserve_decoder_delete(void* decoder) { delete static_cast<AnyDecoder*>(decoder); }
-// parts: input_norm, qkv, qkv_bias or null, qk_norm or null, output, post_attention_norm, gate_up, down
+// parts: input_norm, qkv, its scales, qkv_bias or null, qk_norm or null, output, its scales, post_attention_norm, gate_up, its scales, down,
+// its scales; scales are null where nothing is quantized, or all are there with the head's
 RADIXSERVE_DOOR void radixserve_decoder_add_layer(void* decoder, const void* const* parts) {
     static_cast<AnyDecoder*>(decoder)->add_layer(parts);
 }

@@ -4,35 +4,15 @@
 #pragma once
 #include <omp.h>
 
-#include <cstdlib>
-#include <memory>
 #include <vector>
 
 #include "attention.h"
+#include "quantized_linear.h"
 #include "row_ops.h"
+#include "scratch.h"
 #include "team.h"
 
 namespace radixserve {
-
-// memory that only grows: fresh pages from the operating system cost more than what is written to them
-template <class T>
-class Scratch {
-public:
-    T* of(int64_t count) {  // null: no memory
-        if (count > size_) {
-            memory_.reset(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64)));
-            size_ = memory_ ? count : 0;
-        }
-        return memory_.get();
-    }
-
-private:
-    struct Free {
-        void operator()(T* at) const { std::free(at); }
-    };
-    std::unique_ptr<T, Free> memory_;
-    int64_t size_ = 0;
-};
 
 // wall seconds so far, of the phases of each kind
 struct Seconds {
@@ -73,15 +53,15 @@ public:
         PackedLinear gate_up, down;
     };
 
-    Decoder(const Shape& shape, const T* rotary, const T* embedding, const T* final_norm, const uint32_t* head)
+    Decoder(const Shape& shape, const T* rotary, const T* embedding, const T* final_norm, const Weights& head)
         : shape_(shape), rotary_(rotary), embedding_(embedding), final_norm_(final_norm), head_(linear(head, shape.vocab, shape.hidden)) {}
 
-    void add_layer(const T* input_norm, const uint32_t* qkv, const T* qkv_bias, const T* qk_norm, const uint32_t* output,
-                   const T* post_attention_norm, const uint32_t* gate_up, const uint32_t* down) {
+    void add_layer(const T* input_norm, const Weights& qkv, const T* qkv_bias, const T* qk_norm, const Weights& output,
+                   const T* post_attention_norm, const Weights& gate_up, const Weights& down) {
         const Shape& s = shape_;
         const int64_t num_gate_panels = (s.intermediate + lanes::WIDTH - 1) / lanes::WIDTH;
         layers_.push_back({input_norm, linear(qkv, s.heads_width(), s.hidden), qkv_bias, qk_norm, linear(output, s.hidden, s.q_width()),
-                           post_attention_norm, PackedLinear{gate_up, num_gate_panels, s.hidden / PER_WORD},
+                           post_attention_norm, PackedLinear{gate_up.packed, num_gate_panels, s.hidden / PER_WORD, gate_up.scales},
                            linear(down, s.hidden, s.intermediate)});
     }
 
@@ -140,8 +120,8 @@ public:
     int64_t num_layers() const { return int64_t(layers_.size()); }
 
 private:
-    static PackedLinear linear(const uint32_t* packed, int64_t rows, int64_t columns) {
-        return PackedLinear{packed, num_panels_of(rows), columns / PER_WORD};
+    static PackedLinear linear(const Weights& weights, int64_t rows, int64_t columns) {
+        return PackedLinear{weights.packed, num_panels_of(rows), columns / PER_WORD, weights.scales};
     }
 
     int64_t hidden_stride() const { return shape_.hidden + PADDING; }
@@ -166,6 +146,10 @@ private:
     void prepare(int64_t n, int num_threads) {
         step_.n = n;
         team_.resize(num_threads);
+        if (head_.scales != nullptr) {
+            const int64_t widest = std::max(std::max(shape_.hidden, shape_.intermediate), shape_.q_width());
+            widened_.reserve(team_.size(), widest / PER_WORD);
+        }
         phases_.clear();
     }
 
@@ -202,27 +186,32 @@ private:
             case EMBED: return embed(piece);
             case NORM_INPUT: return norm(layer.input_norm, piece, normed_rows_, hidden_stride());
             case QKV:
-                return multiply_piece(normed_rows_, hidden_stride(), layer.qkv, tiles_of_qkv_, piece,
+                return multiply_piece(normed_rows_, hidden_stride(), layer.qkv, tiles_of_qkv_, piece, worker,
                                       StoreSums<T>{step_.heads, s.heads_width(), s.heads_width(), layer.qkv_bias});
             case ROTATE: return rotate_and_write(layer, phase.layer, rotated_.first(piece), rotated_.end(piece));
             case ATTEND: return attention_attend(*step_.attention, arguments(phase.layer), int(piece), worker);
             case MERGE: return attention_merge(*step_.attention, arguments(phase.layer), int(piece), worker);
-            case OUTPUT: return multiply_piece(step_.attended, s.q_width(), layer.output, tiles_of_output_, piece, add_to_hidden);
+            case OUTPUT: return multiply_piece(step_.attended, s.q_width(), layer.output, tiles_of_output_, piece, worker, add_to_hidden);
             case NORM_ATTENDED: return norm(layer.post_attention_norm, piece, normed_rows_, hidden_stride());
             case GATE_UP:
-                return multiply_piece(normed_rows_, hidden_stride(), layer.gate_up, tiles_of_gate_up_, piece,
+                return multiply_piece(normed_rows_, hidden_stride(), layer.gate_up, tiles_of_gate_up_, piece, worker,
                                       SiluTimesUp<T>{mlp_, mlp_stride(), s.intermediate});
-            case DOWN: return multiply_piece(mlp_, mlp_stride(), layer.down, tiles_of_down_, piece, add_to_hidden);
+            case DOWN: return multiply_piece(mlp_, mlp_stride(), layer.down, tiles_of_down_, piece, worker, add_to_hidden);
             case FINAL_NORM: return norm(final_norm_, piece, step_.out, s.hidden);
             case HEAD:
-                return multiply_piece(head_job_.rows, s.hidden, head_, tiles_of_head_, piece,
+                return multiply_piece(head_job_.rows, s.hidden, head_, tiles_of_head_, piece, worker,
                                       StoreSums<float>{head_job_.to, s.vocab, s.vocab, nullptr});
         }
     }
 
     template <class Finish>
-    void multiply_piece(const T* x, int64_t stride, const PackedLinear& w, const Cuts& cuts, int64_t piece, const Finish& finish) {
-        multiply<T>(x, stride, Tiles<T>(step_.n, w), cuts.first(piece), cuts.end(piece), finish);
+    void multiply_piece(const T* x, int64_t stride, const PackedLinear& w, const Cuts& cuts, int64_t piece, int worker, const Finish& finish) {
+        const Tiles<T> tiles(step_.n, w);
+        if (w.scales == nullptr) {
+            multiply<T>(x, stride, tiles, cuts.first(piece), cuts.end(piece), finish);
+        } else {
+            multiply_quantized<T>(x, stride, tiles, cuts.first(piece), cuts.end(piece), widened_.of(worker), finish);
+        }
     }
 
     void embed(int64_t row) {
@@ -283,6 +272,7 @@ private:
     Step step_{};
     HeadJob head_job_{};
     Cuts normed_, rotated_, tiles_of_qkv_, tiles_of_output_, tiles_of_gate_up_, tiles_of_down_, tiles_of_head_;
+    WidenedPanels widened_;
     std::vector<Phase> phases_;
     Team team_;
 };

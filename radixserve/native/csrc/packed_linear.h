@@ -35,6 +35,13 @@ struct PackedLinear {
     const uint32_t* packed;
     int64_t num_panels;
     int64_t num_words;  // of one row of x
+    const float* scales = nullptr;  // [panels * 32]: `packed` holds integers, see quantized_linear.h
+};
+
+// of one product, as the caller keeps them
+struct Weights {
+    const uint32_t* packed;
+    const float* scales;  // null: not quantized
 };
 
 inline int64_t num_panels_of(int64_t rows) { return (rows + PANEL - 1) / PANEL; }

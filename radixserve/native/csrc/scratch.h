@@ -1,0 +1,29 @@
+// Memory of a decoder for what lives no longer than a step.
+#pragma once
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+namespace radixserve {
+
+// memory that only grows: fresh pages from the operating system cost more than what is written to them
+template <class T>
+class Scratch {
+public:
+    T* of(int64_t count) {  // null: no memory
+        if (count > size_) {
+            memory_.reset(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64)));
+            size_ = memory_ ? count : 0;
+        }
+        return memory_.get();
+    }
+
+private:
+    struct Free {
+        void operator()(T* at) const { std::free(at); }
+    };
+    std::unique_ptr<T, Free> memory_;
+    int64_t size_ = 0;
+};
+
+}  // namespace radixserve

@@ -25,6 +25,7 @@ class PendingOutput(Protocol):
         """Wait for the step's end."""
 
 
+MAX_LAST_STEP_S = 10.0  # a step that hangs holds nobody up for longer
 Launch = Callable[[ScheduledBatch], PendingOutput]
 
 
@@ -64,7 +65,7 @@ class OneByOne:
 
 class Overlapped:
     """A thread launches each step as soon as the one before it is launched. On a CPU a launched step is a finished one; on a GPU it is
-    queued, and the engine's thread waits for its end. The thread lives as long as this object."""
+    queued, and the engine's thread waits for its end. The thread lives as long as this object, and to the end of its step."""
 
     max_steps = 2
 
@@ -76,7 +77,8 @@ class Overlapped:
         # a daemon: a step that hangs must not keep a process that is to end
         thread = threading.Thread(target=_launch_all, args=(launch, self._batches, self._launched), name="runner", daemon=True)
         thread.start()
-        weakref.finalize(self, self._batches.put, None)
+        # also at the interpreter's exit, before it takes away what the thread still uses
+        weakref.finalize(self, _end, self._batches, thread)
 
     def __len__(self) -> int:
         return self._num_under_way
@@ -99,6 +101,12 @@ class Overlapped:
         output = launched.result()
         self._num_under_way -= 1
         return output
+
+
+def _end(batches: "SimpleQueue[ScheduledBatch | None]", thread: threading.Thread) -> None:
+    batches.put(None)
+    if thread is not threading.current_thread():  # which may be the one that collects the garbage
+        thread.join(MAX_LAST_STEP_S)
 
 
 def _launch_all(

@@ -2,6 +2,8 @@
 
 import gc
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -217,6 +219,24 @@ def test_the_thread_ends_with_its_engine(tiny_model: Tiny, no_thread_stays: None
     engine.add(make_request("a", [5, 6, 7], max_tokens=3))
     engine.step()
     assert runner_threads()
+
+
+LAST_WORDS = """
+import sys
+from radixserve.core import SamplingParams
+from radixserve.engine.llm import LLM
+llm = LLM(sys.argv[1], device="cpu", max_total_tokens=512, overlap_schedule="on")
+sampling = SamplingParams(max_tokens=30, temperature=0.0, stop_token_ids=tuple(range(0, 384, 3)))
+llm.generate([[5, 6, 7]], sampling, show_progress=False)
+assert llm.engine._under_way
+"""
+
+
+def test_a_process_may_end_while_a_step_is_under_way(tiny_model: Tiny) -> None:
+    """A thread that is in native code when the interpreter goes away brings the process down."""
+    for _ in range(3):
+        run = subprocess.run([sys.executable, "-c", LAST_WORDS, str(tiny_model("llama", True))], capture_output=True, text=True)
+        assert (run.returncode, run.stderr) == (0, "")
 
 
 class _Done:

@@ -197,6 +197,11 @@ class EngineConfig(_Checked):
         "start only where a text's bits depend on its prompt, seed and sampling alone, not on hits, chunks, batch or retraction: native "
         "attention and products on a CPU, which are the default there and need not be slower for it",
     )
+    overlap_schedule: str = option(
+        "auto",
+        "plan the next step while the device computes this one; auto: on a GPU",
+        choices=("auto", "on", "off"),
+    )
     random_seed: int = option(0, "seed of dummy weights", low=0)
     decode_log_interval: int = option(40, "log one line every so many decode steps", low=1)
     profile_steps: int = option(0, "print where the time of the first so many steps went, by part", low=0)

@@ -9,7 +9,8 @@ from bench.hardware import describe_hardware
 from bench.simulator.cost import CostModel, StepShape, fit
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig
 from radixserve.core import Request, SamplingParams, ScheduledBatch, StepOutput
-from radixserve.engine.engine import Engine, Runner
+from radixserve.engine.engine import Engine
+from radixserve.engine.pipeline import OneByOne, Runner
 
 ALONE = (48, 200, 512, 1200, 2500)  # prompt lengths
 TOGETHER = (2, 4, 8, 16)  # prompts at once, of 64 to 640 tokens
@@ -35,10 +36,14 @@ def measure(name: str, repeats: int, seed: int = 0) -> CostModel:
     Every repeat runs the same steps, and the shortest time of each counts. On a CPU it is the CPU time of the engine's thread, which works
     in every parallel loop of the model: alone on the machine that is the wall time, and it does not grow when others need the cores.
     """
-    config = EngineConfig(cache=CacheConfig(max_total_tokens=POOL_TOKENS), scheduler=SchedulerConfig(max_running_requests=16))
+    # a step that is planned ahead would be timed beside another one
+    config = EngineConfig(
+        overlap_schedule="off", cache=CacheConfig(max_total_tokens=POOL_TOKENS), scheduler=SchedulerConfig(max_running_requests=16)
+    )
     engine = Engine.build(config)
-    watched = _Watched(engine._runner)
-    engine._runner = watched  # the one place where the shape of a step and its time meet
+    pipeline = engine._pipeline
+    assert isinstance(pipeline, OneByOne)
+    pipeline.runner = watched = _Watched(pipeline.runner)  # the one place where the shape of a step and its time meet
     is_cpu = engine.info.device == "cpu"
     clock = time.thread_time if is_cpu else time.perf_counter
     runs = [_run(engine, watched, seed, clock) for _ in range(1 + repeats)][1:]  # the first one warms up

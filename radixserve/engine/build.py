@@ -17,6 +17,7 @@ from radixserve.engine.engine import Engine
 from radixserve.engine.graphs import attention_options, capture_graphs, graph_capture, plan_graphs, refuse_idle_flags
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.memory import has_native_bfloat16
+from radixserve.engine.pipeline import Overlapped
 from radixserve.engine.pool import affordable_pages, allocate
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool
@@ -89,7 +90,8 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name, decoder.linear_backend)
     logger.debug(_banner(info))
     if workers is None:
-        return Engine(config, info, scheduler, runner)
+        pipeline = Overlapped(runner.launch) if config.overlap_schedule == "on" else None
+        return Engine(config, info, scheduler, runner, pipeline=pipeline)
     from radixserve.engine.tp.lead import LeadRunner
 
     return Engine(config, info, scheduler, LeadRunner(runner, workers, page_table.num_slots), check_ranks=workers.check)
@@ -156,6 +158,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         device=device,
         dtype=dtype,
         context_length=_context_length(config, model),
+        overlap_schedule=resolve_overlap(config.overlap_schedule, device, config.tp_size),
         scheduler=_resolve_scheduler(config, device),
     )
 
@@ -176,6 +179,15 @@ def _resolve_ranks(config: EngineConfig, model: ModelConfig, device: str) -> Eng
     if device == "cuda" and not config.disable_cuda_graph:
         logger.info("--tp-size %d: decode steps run without CUDA graphs", config.tp_size)
     return dataclasses.replace(config, linear_backend="torch", disable_cuda_graph=True)
+
+
+def resolve_overlap(overlap_schedule: str, device: str, num_ranks: int = 1) -> str:
+    """On a CPU there is no device beside the cores that plan, and a new request would wait a step longer (docs/decisions/009)."""
+    if overlap_schedule == "on" and num_ranks > 1:
+        raise ConfigError(f"--overlap-schedule on: expected one rank, got {num_ranks}: ranks take one step after the other; use auto")
+    if overlap_schedule != "auto":
+        return overlap_schedule
+    return "on" if device == "cuda" and num_ranks == 1 else "off"
 
 
 def check_deterministic(device: str, attention: str, linear: str) -> None:

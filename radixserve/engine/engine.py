@@ -1,15 +1,20 @@
-"""Engine: introduces scheduler and runner. One step is: schedule, execute, update."""
+"""Engine: introduces scheduler and runner. One step is: schedule, submit, collect, update.
+
+With a pipeline of two steps, the next one is scheduled and submitted before the one under way is collected (docs/decisions/009).
+"""
 
 import dataclasses
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
 
 from radixserve.config import EngineConfig
 from radixserve.core import MAX_PIN_TTL_S, Request, RequestOutput, ScheduledBatch, StepOutput, is_in_vocabulary, wrong_token_error
 from radixserve.engine.info import EngineInfo
+from radixserve.engine.pipeline import OneByOne, Pipeline, Runner
 from radixserve.engine.step_log import StepLog
 from radixserve.engine.step_profile import StepProfile
 from radixserve.errors import InvalidRequestError, UnsupportedFieldError, shown
@@ -17,8 +22,12 @@ from radixserve.metrics import EngineStats, StepSeconds
 from radixserve.scheduler.scheduler import Scheduler
 
 
-class Runner(Protocol):
-    def execute(self, batch: ScheduledBatch) -> StepOutput: ...
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    batch: ScheduledBatch
+    start: float  # of its planning
+    tree: float  # seconds of planning, spent in the tree and outside of it
+    schedule: float
 
 
 class Engine:
@@ -32,12 +41,17 @@ class Engine:
         runner: Runner,
         clock: Callable[[], float] = time.monotonic,
         check_ranks: Callable[[], None] = lambda: None,
+        pipeline: Pipeline | None = None,
     ) -> None:
-        """check_ranks raises EngineDeadError when a process that the runner needs has ended."""
+        """check_ranks raises EngineDeadError when a process that the runner needs has ended. pipeline: how steps reach the runner; None: one by
+        one."""
         self.config = config
         self.info = info
         self._scheduler = scheduler
-        self._runner = runner
+        self._pipeline = pipeline if pipeline is not None else OneByOne(runner)  # an empty one is false
+        self._under_way: deque[_UnderWay] = deque()  # those in the pipeline
+        self._news: list[RequestOutput] = []  # of steps that were collected outside of step()
+        self._last_end = 0.0
         self._clock = clock
         self._check_ranks = check_ranks
         self._seconds = StepSeconds()
@@ -86,23 +100,41 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return self._scheduler.has_work
+        return self._scheduler.has_work or bool(self._news)
 
     def step(self) -> list[RequestOutput]:
-        """Compute one batch, if there is one; returns the news of all requests."""
+        """Compute one batch, if there is one, and have the next one planned meanwhile where the pipeline takes two; returns all news."""
+        # a step that is profiled has the engine to itself: its parts then add up
+        max_steps = 1 if self._profile.is_on else self._pipeline.max_steps
+        while len(self._under_way) < max_steps and self._submit():
+            pass
+        news, self._news = self._news, []
+        return news + (self._collect() if self._under_way else self._scheduler.take_outputs())
+
+    def _submit(self) -> bool:
+        """Plan a step and hand it over; False if there is none to plan now."""
         cache = self._scheduler.cache
         start, tree_before = self._clock(), cache.seconds
         batch = self._scheduler.schedule(start)
         if batch is None:
-            return self._scheduler.take_outputs()
-        scheduled = self._clock()
-        output = self._runner.execute(batch)
-        executed = self._clock()
-        news = self._scheduler.update(output, executed)
-        self._log.after_step(batch, self.stats(), executed - start)
-        end = self._clock()
+            return False
         tree = cache.seconds - tree_before
-        schedule = (scheduled - start) + (end - executed) - tree
+        self._under_way.append(_UnderWay(batch, start, tree, self._clock() - start - tree))
+        self._pipeline.submit(batch)
+        return True
+
+    def _collect(self) -> list[RequestOutput]:
+        """Wait for the oldest step under way, and take in what it computed."""
+        output = self._pipeline.collect()
+        one, cache = self._under_way.popleft(), self._scheduler.cache
+        batch = one.batch
+        executed, tree_before = self._clock(), cache.seconds
+        news = self._scheduler.update(output, executed)
+        start = max(one.start, self._last_end)  # one that was planned ahead began behind the one before it
+        self._log.after_step(batch, self.stats(), executed - start)
+        self._last_end = end = self._clock()
+        tree_after = cache.seconds - tree_before
+        tree, schedule = one.tree + tree_after, one.schedule + (end - executed) - tree_after
         self._measure(batch, output, tree, schedule, wall=end - start)
         goes_on = self._scheduler.has_work
         table = self._profile.add(batch, output.times, tree=tree, schedule=schedule, start=start, end=end, goes_on=goes_on)
@@ -131,6 +163,8 @@ class Engine:
     def flush_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing done, while requests wait or run."""
         self._was_checked = False
+        while self._under_way:
+            self._news += self._collect()
         return self._scheduler.flush(self._clock())
 
     def check_idle(self) -> None:

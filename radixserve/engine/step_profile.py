@@ -24,6 +24,10 @@ class StepProfile:
         self._last_end: float | None = None
         self._rows: dict[str, list[tuple[int, int, list[float]]]] = {"decode": [], "prefill": []}  # rows, tokens, seconds by part
 
+    @property
+    def is_on(self) -> bool:
+        return self._num_left > 0
+
     def add(self, batch: ScheduledBatch, times: StepTimes, *, tree: float, schedule: float, start: float, end: float, goes_on: bool) -> str:
         """Take note of one step. Returns the table when this was the last of them, else nothing. Times are of one clock, in seconds."""
         if self._num_left == 0:

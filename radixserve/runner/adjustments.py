@@ -123,4 +123,4 @@ class LogitAdjustments:
             assert 0 <= low <= high < self._vocab_size, f"slot {slot}: expected {what} ids in 0..{self._vocab_size - 1}, got {low}..{high}"
 
     def _to_device(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
+        return torch.from_numpy(values).to(self._device, non_blocking=True)

@@ -16,13 +16,14 @@ import torch
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.batch import ForwardBatch
 from radixserve.attention.timed import TimedAttention
-from radixserve.core import RowLogprobs, ScheduledBatch, StepOutput, StepTimes, TokenLogprob
+from radixserve.core import RowLogprobs, ScheduledBatch, StepOutput, TokenLogprob
 from radixserve.kv import KVPool, PageTable
 from radixserve.runner.adjustments import LogitAdjustments
 from radixserve.runner.batch_builder import build_forward_batch, check_rows
 from radixserve.runner.decode_graphs import DecodeGraphs
 from radixserve.runner.logprobs import token_logprobs
-from radixserve.runner.sampler import sample
+from radixserve.runner.pending import HostCopy, PendingStep, StepClock
+from radixserve.runner.sampler import count_empty, sample
 from radixserve.runner.slots import SlotSettings
 from radixserve.runner.upload import Uploader
 
@@ -75,41 +76,47 @@ class ModelRunner:
         self._has_last_token = [False] * page_table.num_slots
         self._uploader = Uploader(pool.device)
 
-    @torch.inference_mode()
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Run one step: freed slots first, then page writes, forward, one token for each sampled row, and the log-probabilities asked for.
 
         AssertionError, with nothing computed, where the batch breaks its contract (core.ScheduledBatch).
         """
-        started = time.perf_counter()
+        return self.launch(batch).result()
+
+    @torch.inference_mode()
+    def launch(self, batch: ScheduledBatch) -> PendingStep:
+        """The same without waiting for its end where the device is a GPU. The next step may be launched before that: it is queued behind,
+        and decodes from the tokens that are on the device. Log-probabilities, top_k, top_p and penalties wait for the device in here.
+
+        One thread launches all steps.
+        """
+        started, clock = time.perf_counter(), StepClock(self._pool.device)
         self._apply_slot_changes(batch)
         if not batch.rows:
-            return StepOutput(batch.step, (), StepTimes(plan_s=time.perf_counter() - started))
+            return PendingStep(batch, [], None, (), time.perf_counter() - started, clock, [])
         forward_batch = build_forward_batch(batch, self._page_table, self._last_token_ids, self._pool.device, self._uploader)
         graph = self._graphs.choose(forward_batch) if self._graphs is not None else None
         (graph or self._attention).plan(forward_batch)
-        planned, before = time.perf_counter(), self._forward_parts()
+        before = self._forward_parts()
+        plan_s = time.perf_counter() - started
+        clock.mark()
         if graph is not None:
             hidden = graph.replay(forward_batch.num_rows)
         else:
             hidden = self._decoder.forward(forward_batch, self._attention)
         sampled = [index for index, row in enumerate(batch.rows) if row.is_sampled]
         logits = self._logits(hidden, forward_batch.logits_indices[: len(sampled)]) if sampled else None
-        if self._pool.device.type == "cuda":
-            torch.cuda.synchronize(self._pool.device)  # else the forward's time would be counted as sampling
-        forwarded = time.perf_counter()
-        token_ids = [-1] * len(batch.rows)
+        clock.mark()
+        token_ids: HostCopy | None = None
         of_sampled: dict[int, TokenLogprob] = {}
         if logits is not None:
             drawn = self._sample(batch, sampled, logits)
+            token_ids = HostCopy(torch.cat([drawn, count_empty(logits)]) if drawn.device.type == "cuda" else drawn)
             of_sampled = self._sampled_logprobs(batch, sampled, logits, drawn)
-            for index, token_id in zip(sampled, drawn.tolist(), strict=True):
-                self._has_last_token[batch.rows[index].slot] = True
-                token_ids[index] = token_id
         of_prompt = self._prompt_logprobs(batch, hidden, forward_batch.logits_indices[len(sampled) :])
         parts = [after - earlier for after, earlier in zip(self._forward_parts(), before, strict=True)]
-        times = StepTimes(planned - started, forwarded - planned, time.perf_counter() - forwarded, *parts)
-        return StepOutput(batch.step, tuple(token_ids), times, _row_logprobs(len(batch.rows), of_sampled, of_prompt))
+        clock.mark()
+        return PendingStep(batch, sampled, token_ids, _row_logprobs(len(batch.rows), of_sampled, of_prompt), plan_s, clock, parts)
 
     def _forward_parts(self) -> tuple[float, ...]:
         """Seconds so far: attention, products, norms and rotary, head."""
@@ -148,7 +155,9 @@ class ModelRunner:
         adjusted = self._adjustments.apply(logits, slots, output_indices)
         token_ids = sample(adjusted, self._slots.sampling_rows(slots, output_indices))
         self._adjustments.record(slots, token_ids)
-        self._last_token_ids.index_copy_(0, torch.from_numpy(slots).to(token_ids.device), token_ids)
+        self._last_token_ids.index_copy_(0, torch.from_numpy(slots).to(token_ids.device, non_blocking=True), token_ids)
+        for slot in slots.tolist():
+            self._has_last_token[slot] = True
         return token_ids
 
     def _sampled_logprobs(

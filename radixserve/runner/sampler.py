@@ -53,13 +53,13 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     token_ids = torch.empty(n, dtype=torch.int64, device=logits.device)
     greedy, drawn = np.flatnonzero(rows.greedy), np.flatnonzero(~rows.greedy)
     if len(greedy):
-        index = torch.from_numpy(greedy).to(logits.device)
+        index = torch.from_numpy(greedy).to(logits.device, non_blocking=True)
         token_ids.index_copy_(0, index, _argmax(logits.index_select(0, index)))
     library = loaded_library() if logits.device.type == "cpu" else None
     if library is not None:
         _draw_natively(library, logits, rows, drawn, token_ids)
         return token_ids
-    index = torch.from_numpy(drawn).to(logits.device)
+    index = torch.from_numpy(drawn).to(logits.device, non_blocking=True)
     token_ids.index_copy_(0, index, _draw(logits.index_select(0, index), rows, drawn))
     return token_ids
 
@@ -68,24 +68,26 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
     if logits.device.type == "cpu":  # numpy's is three to five times as fast as torch's
         host = logits.numpy()
         best = host.argmax(axis=-1)
-        token_ids, winners = torch.from_numpy(best), torch.from_numpy(host[np.arange(len(best)), best])
-    else:
-        token_ids = logits.argmax(dim=-1)
-        winners = logits.gather(1, token_ids[:, None])
-    # argmax takes NaN for the largest, so a row with one shows it in its winner
-    return token_ids if bool(winners.isfinite().all()) else _clean(logits).argmax(dim=-1)
+        # argmax takes NaN for the largest, so a row with one shows it in its winner
+        if np.isfinite(host[np.arange(len(best)), best]).all():
+            return torch.from_numpy(best)
+    return _clean(logits).argmax(dim=-1)
 
 
 def _clean(logits: torch.Tensor) -> torch.Tensor:
-    """Logits without NaN and +inf; logs rows that have nothing left."""
+    """Logits without NaN and +inf; on a CPU it logs rows that have nothing left. Elsewhere a look at them would wait for the device."""
     clean = torch.nan_to_num(logits.float(), nan=-torch.inf, posinf=_MAX, neginf=-torch.inf)
-    num_empty = int((clean.amax(dim=-1) == -torch.inf).sum())
-    if num_empty:
-        _warn_of_empty(num_empty, clean.shape[0])
+    if clean.device.type == "cpu" and (num_empty := int(count_empty(clean))):
+        warn_of_empty(num_empty, clean.shape[0])
     return clean
 
 
-def _warn_of_empty(num_empty: int, n: int) -> None:
+def count_empty(logits: torch.Tensor) -> torch.Tensor:
+    """logits [n, vocab_size] -> [1] int64: rows without a logit that can be drawn, for warn_of_empty()."""
+    return (logits > -torch.inf).any(dim=-1).logical_not().sum(dim=0, keepdim=True)
+
+
+def warn_of_empty(num_empty: int, n: int) -> None:
     _LOG.warning("sampler: %d of %d rows have no finite logit; token 0 is given for them", num_empty, n)
 
 
@@ -104,7 +106,7 @@ def _draw_natively(
         raise MemoryError("sample: no memory for a row's weights")
     is_empty = token_ids < 0
     if bool(is_empty.any()):
-        _warn_of_empty(int(is_empty.sum()), n)
+        warn_of_empty(int(is_empty.sum()), n)
         token_ids.clamp_(min=0)
 
 
@@ -115,7 +117,7 @@ def _draw(logits: torch.Tensor, rows: SamplingRows, which: npt.NDArray[np.int64]
     largest = clean.amax(dim=-1, keepdim=True)
     has_any = largest > -torch.inf
     # the largest is taken away first: dividing by a tiny temperature then only sends the others to -inf
-    temperature = torch.from_numpy(np.maximum(rows.temperature[which], _TINY)).to(device, torch.float32)[:, None]
+    temperature = torch.from_numpy(np.maximum(rows.temperature[which], _TINY)).to(device, torch.float32, non_blocking=True)[:, None]
     p = torch.softmax((clean - torch.where(has_any, largest, 0.0)) / temperature, dim=-1)
     p = torch.where(has_any, p, 0.0)
 
@@ -123,13 +125,14 @@ def _draw(logits: torch.Tensor, rows: SamplingRows, which: npt.NDArray[np.int64]
     top_k = np.where((top_k < 1) | (top_k >= vocab_size), _NO_TOP_K, top_k)
     filtered = np.flatnonzero((top_k < vocab_size) | (top_p < 1.0))
     if len(filtered):
-        index = torch.from_numpy(filtered).to(device)
-        k, mass = torch.from_numpy(top_k[filtered]).to(device), torch.from_numpy(top_p[filtered]).to(device)
+        index = torch.from_numpy(filtered).to(device, non_blocking=True)
+        k = torch.from_numpy(top_k[filtered]).to(device, non_blocking=True)
+        mass = torch.from_numpy(top_p[filtered]).to(device, non_blocking=True)
         p.index_copy_(0, index, _keep_likeliest(p.index_select(0, index), clean.index_select(0, index), k, mass))
     if (min_p > 0).any():
-        floor = p.amax(dim=-1, keepdim=True) * torch.from_numpy(min_p).to(device, torch.float32)[:, None]
+        floor = p.amax(dim=-1, keepdim=True) * torch.from_numpy(min_p).to(device, torch.float32, non_blocking=True)[:, None]
         p = torch.where(p >= floor, p, 0.0)
-    return _inverse_cdf(p, torch.from_numpy(rows.uniform[which]).to(device))
+    return _inverse_cdf(p, torch.from_numpy(rows.uniform[which]).to(device, non_blocking=True))
 
 
 def _inverse_cdf(p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

@@ -59,11 +59,15 @@ def expected_output(state: RequestState, ratio: float) -> int:
 
 def expected_pages(state: RequestState, ratio: float, page_size: int) -> int:
     """Pages that it is expected to take from now on, the promised ones included; the last token is not fed back."""
+    if state.is_ending:
+        return 0
     return max(0, -(-(len(state.token_ids) + expected_output(state, ratio) - 1) // page_size) - state.num_pages)
 
 
 def promised_pages(state: RequestState, page_size: int) -> int:
     """Pages without which it cannot go on: of its known tokens, or of all that it may ask for once it may not be retracted any more."""
+    if state.is_ending:
+        return 0
     num_pages = state.total_pages if state.is_guaranteed else -(-len(state.token_ids) // page_size)
     return max(0, num_pages - state.num_pages)
 

@@ -1,7 +1,7 @@
 """Retractions: running requests are put back to wait, for want of pages, in favour of a more urgent one, or because a test wants it."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from radixserve.config import SchedulerConfig
 from radixserve.metrics import EngineStats
@@ -15,7 +15,10 @@ logger = logging.getLogger("radixserve.engine")
 
 
 class Retractions:
-    """Call it before any row of a step is planned."""
+    """Call it before any row of a step is planned, and with no step under way: who is put back to wait takes all its tokens along.
+
+    `preempted` says who gives way to a more urgent one.
+    """
 
     def __init__(
         self,
@@ -46,9 +49,23 @@ class Retractions:
         victim.is_guaranteed = victim.num_retractions >= self._config.max_retractions
         self.retract(victim, now)
 
+    def are_due(self, step: int, preempted: Callable[[], list[RequestState]]) -> bool:
+        """Whether make_all() would do anything, as far as can be said while a step is under way."""
+        return self._is_forced(step) or self._running.num_missing_pages() > 0 or bool(preempted())
+
+    def make_all(self, step: int, preempted: Callable[[], list[RequestState]], now: float) -> Iterator[End]:
+        """Who takes an End takes the request out before asking for the next one."""
+        self.force(step, now)
+        yield from self.relieve(now)
+        for victim in preempted():
+            self.give_way(victim, now)
+
+    def _is_forced(self, step: int) -> bool:
+        return self._forced_interval is not None and step % self._forced_interval == 0
+
     def force(self, step: int, now: float) -> None:
         """For tests: every so many steps somebody."""
-        if self._forced_interval is not None and step % self._forced_interval == 0:
+        if self._is_forced(step):
             victim = forced_victim(self._running.values(), step)
             if victim is not None:
                 self.retract(victim, now)

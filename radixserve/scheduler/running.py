@@ -1,4 +1,4 @@
-"""RunningRequests: who runs, in which slot, holding which pages."""
+"""RunningRequests: who runs, in which slot, holding which pages; and who has ended while a row of it is still under way."""
 
 from collections.abc import Iterator, Mapping, ValuesView
 
@@ -16,6 +16,7 @@ class RunningRequests(Mapping[str, RequestState]):
         self._states: dict[str, RequestState] = {}
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._freed_slots: list[int] = []  # since the last batch
+        self._leaving: list[RequestState] = []  # ended; slot and pages are theirs until their last row is answered
 
     def __getitem__(self, request_id: str) -> RequestState:
         return self._states[request_id]
@@ -53,12 +54,23 @@ class RunningRequests(Mapping[str, RequestState]):
         write = self._cache.reserve(state.path, state.num_computed + count, now)
         if write is not None:
             state.page_writes.append(write)
+        state.num_unanswered += 1
         return state.next_row(count)
+
+    def answered(self, state: RequestState, now: float) -> None:
+        """One of its rows is no longer under way: nobody writes any more to what only that row named."""
+        assert state.path is not None and state.num_unanswered > 0
+        state.num_unanswered -= 1
+        if state.path.replaced:
+            self._cache.drop_replaced(state.path)
+        if state.has_ended and not state.num_unanswered:
+            self._leaving.remove(state)
+            self._release(state, now, is_over=True)
 
     def publish(self, state: RequestState, now: float) -> None:
         """Let others share what it has computed so far, and keep its prompt where that was asked for."""
         assert state.path is not None
-        write = self._cache.commit(state.path, state.token_ids, state.num_computed, now)
+        write = self._cache.commit(state.path, state.token_ids, state.num_computed, now, state.num_unanswered > 0)
         if write is not None:
             state.page_writes.append(write)
         ttl_s = state.request.pin_ttl_s
@@ -66,9 +78,17 @@ class RunningRequests(Mapping[str, RequestState]):
             state.num_pinned = self._cache.pin(state.request.namespace, state.request.prompt_ids, ttl_s, now).num_tokens
 
     def stop(self, state: RequestState, now: float, is_over: bool = True) -> None:
-        """Take back slot and pages; what it computed stays in the tree. is_over: it will not run again."""
-        assert state.path is not None
+        """Take back slot and pages once no row of it is under way; what it computed stays in the tree. is_over: it will not run again."""
         del self._states[state.request.request_id]
+        state.has_ended = is_over
+        if state.num_unanswered:
+            assert is_over, "expected nobody to be put back to wait while a row of it is under way"
+            self._leaving.append(state)
+        else:
+            self._release(state, now, is_over)
+
+    def _release(self, state: RequestState, now: float, is_over: bool) -> None:
+        assert state.path is not None
         self._cache.release(state.path, state.token_ids, min(state.num_computed, len(state.token_ids)), now, is_over)
         state.path = None
         self._free_slots.append(state.slot)
@@ -91,10 +111,12 @@ class RunningRequests(Mapping[str, RequestState]):
     def check_account(self) -> None:
         """Recount pages (see tree/account.py), promises and slots, after a step."""
         states, page_size = list(self._states.values()), self._cache.page_size
-        self._cache.check_account([state.path for state in states if state.path is not None])
+        holders = states + self._leaving
+        self._cache.check_account([state.path for state in holders if state.path is not None])
+        assert all(state.has_ended and state.num_unanswered for state in self._leaving), "one that left still holds pages"
         # a decode row's next page is found, or made by a retraction, when the next step is planned
         promised = sum(promised_pages(state, page_size) for state in states if state.is_guaranteed or not state.is_decoding)
         available = self._cache.num_free_pages + self._cache.num_evictable_pages
         assert promised <= available, f"{promised} pages are promised, and {available} are free or evictable"
-        slots = [state.slot for state in states]
+        slots = [state.slot for state in holders]
         assert sorted(slots + self._free_slots) == list(range(len(slots) + len(self._free_slots))), "a slot has no owner or several"

@@ -1,6 +1,7 @@
 """Scheduler: add, finish, abort; schedule() -> ScheduledBatch; update(StepOutput) -> RequestOutputs. It does not know tensors.
 
 One token budget per step: decode rows first, then prompt chunks of running requests, then newly admitted ones, all in one forward.
+A step may be planned while the one before it is under way (unanswered.py), unless somebody has to give way.
 Every running request can go on, or one that loses less gives way to it (pressure.py). Whenever a step is planned:
 
     free + evictable >= sum of promised pages of the running requests
@@ -37,6 +38,7 @@ from radixserve.scheduler.pressure import NewTokenRatio
 from radixserve.scheduler.retraction import Retractions
 from radixserve.scheduler.running import RunningRequests
 from radixserve.scheduler.state import RequestState
+from radixserve.scheduler.unanswered import PlannedStep, Unanswered
 from radixserve.tree.prefix_cache import PageCache
 
 
@@ -67,10 +69,10 @@ class Scheduler:
         self._room = Room(cache, self._running, self._new_token_ratio)
         self._preemption = Preemption(config, cache, self._waiting, self._running, self._room)
         self._ends = OutsideEnds(config, self._waiting, self._running)
-        self._in_flight: list[tuple[RequestState, ScheduledRow]] = []  # the rows of the last batch, until update()
+        self._unanswered = Unanswered()
         self._outbox: list[RequestOutput] = []
         self._step = 0
-        self._planned_at = 0.0
+        self._answered_at = 0.0
         self.totals = EngineStats()  # only the *_total fields are kept here
         self._retractions = Retractions(
             config, self._waiting, self._running, self._new_token_ratio, self.totals, forced_retraction_interval
@@ -105,7 +107,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._running or self._outbox or self._ends.has_marks)
+        return bool(self._waiting or self._running or self._outbox or self._ends.has_marks or self._unanswered)
 
     @property
     def num_running(self) -> int:
@@ -127,18 +129,22 @@ class Scheduler:
     # ---- one step
 
     def schedule(self, now: float) -> ScheduledBatch | None:
-        """Plan the next step; None if there is nothing to compute. Each batch is answered by update() before the next one is planned."""
-        assert not self._in_flight, "the last batch was not answered yet"
+        """Plan the next step; None if there is nothing to compute, or nothing before the step under way is answered.
+
+        One step may be planned ahead, while the answer to the one before it is outstanding; the runner takes them in this order.
+        """
+        for state, row in self._unanswered.assume():
+            self._assume(state, row, now)
         self._apply_marks(now)
         for end in self._ends.late(now):
             self._end(end, now)
-        self._retractions.force(self._step, now)
-        for end in self._retractions.relieve(now):
+        if self._unanswered and self._retractions.are_due(self._step, self._preempted):
+            return None
+        for end in () if self._unanswered else self._retractions.make_all(self._step, self._preempted, now):
             self._end(end, now)
-        for victim in self._preemption.victims(self.new_token_ratio, self.max_step_tokens, self.max_prompt_tokens):
-            self._retractions.give_way(victim, now)
-        decoding = [state for state in self._running.values() if state.is_decoding]
-        prefilling = [state for state in self._running.values() if not state.is_decoding]
+        going_on = [state for state in self._running.values() if not state.is_ending]
+        decoding = [state for state in going_on if state.is_decoding]
+        prefilling = [state for state in going_on if not state.is_decoding]
         self.cache.make_room(sum(state.needs_page(1, self.cache.page_size) for state in decoding), now)
         planned = [(state, self._running.row(state, 1, now)) for state in decoding]
         budget = min(self.max_step_tokens - len(planned), self.max_prompt_tokens)
@@ -152,26 +158,27 @@ class Scheduler:
             return None
         if decoding:
             self._new_token_ratio.after_decode_steps()
-        self._in_flight, self._planned_at = planned, now
         self._step += 1
+        self._unanswered.add(PlannedStep(self._step, planned, now))
         return ScheduledBatch(self._step, tuple(row for _, row in planned), self._running.take_freed_slots())
 
     def update(self, output: StepOutput, now: float) -> list[RequestOutput]:
-        """Take in what the runner computed for the last batch; returns the news of all requests."""
-        assert output.step == self._step, f"expected the output of step {self._step}, got that of step {output.step}"
-        assert len(output.token_ids) == len(self._in_flight)
-        asked = output.logprobs or (None,) * len(self._in_flight)
+        """Take in what the runner computed for the oldest batch that was not answered; returns the news of all requests."""
+        planned = self._unanswered.take(output.step)
+        asked = output.logprobs or (None,) * len(planned.rows)
         num_prompt_tokens = 0
-        for (state, row), token_id, logprobs in zip(self._in_flight, output.token_ids, asked, strict=True):
-            state.num_computed += row.count
-            if not row.is_decode:
-                num_prompt_tokens += row.count
-                self._running.publish(state, now)
-            self._take_result(state, row, token_id, logprobs, now)
+        for (state, row), token_id, logprobs in zip(planned.rows, output.token_ids, asked, strict=True):
+            num_prompt_tokens += 0 if row.is_decode else row.count
+            self._running.answered(state, now)
+            if not planned.is_assumed:
+                self._assume(state, row, now)
+            if not state.has_ended:
+                self._take_result(state, row, token_id, logprobs, now)
         self.totals.prefill_tokens_total += num_prompt_tokens
         if self._chunk_size is not None:
-            self._chunk_size.after_step(num_prompt_tokens, now - self._planned_at)
-        self._in_flight = []
+            # a step that was planned ahead began when the one before it was over
+            self._chunk_size.after_step(num_prompt_tokens, now - max(planned.planned_at, self._answered_at))
+        self._answered_at = now
         return self.take_outputs()
 
     def repeat_decode(self, num_steps: int) -> None:
@@ -194,7 +201,7 @@ class Scheduler:
     def flush(self, now: float) -> bool:
         """Forget all cached prefixes; False, and nothing done, while requests wait or run."""
         self._apply_marks(now)
-        if self._waiting or self._running:
+        if self._waiting or self._running or self._unanswered:
             return False
         self.cache.flush(now)
         return True
@@ -202,6 +209,10 @@ class Scheduler:
     def check_account(self) -> None:
         """Recount every page, promise and slot. Call between update() and the next schedule()."""
         self._running.check_account()
+        self._unanswered.check(self.cache.page_size)
+
+    def _preempted(self) -> list[RequestState]:
+        return self._preemption.victims(self.new_token_ratio, self.max_step_tokens, self.max_prompt_tokens)
 
     # ---- admission
 
@@ -236,12 +247,20 @@ class Scheduler:
 
     # ---- results
 
+    def _assume(self, state: RequestState, row: ScheduledRow, now: float) -> None:
+        """Whatever the next step may count on: it runs after this one."""
+        if state.has_ended:
+            return
+        state.assume(row)
+        if not row.is_decode:
+            self._running.publish(state, now)
+
     def _take_result(self, state: RequestState, row: ScheduledRow, token_id: int, logprobs: RowLogprobs | None, now: float) -> None:
         """The news of one row: a token, log-probabilities of prompt tokens, or the end of a request that wanted no token."""
         reason: FinishReason | None = None
         token_ids: tuple[int, ...] = ()
         if row.is_sampled:
-            state.token_ids.append(token_id)
+            state.learn(token_id)
             token_ids = (token_id,)
             self.totals.generation_tokens_total += 1
             reason = state.finish_reason(self._eos_token_ids)
@@ -264,6 +283,7 @@ class Scheduler:
     def _end(self, end: End, now: float) -> None:
         """End a request, wherever it is, for a reason that its tokens do not give."""
         state, reason, error = end
+        state.forget_unknown()
         if state.path is not None:
             self._running.stop(state, now)
         else:

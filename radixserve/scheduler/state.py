@@ -6,6 +6,7 @@ from radixserve.core import FinishReason, IntArray, PageWrite, Request, RequestO
 from radixserve.tree.prefix_cache import PagePath
 
 NO_TOKENS: IntArray = array("i")
+UNKNOWN = -1  # the last of token_ids, while the step that draws it has not been answered
 
 
 class RequestState:
@@ -14,6 +15,8 @@ class RequestState:
     [0, num_prompt) prompt   [num_prompt, len(token_ids)) output   [0, num_computed) K and V are in path.pages
 
     The last sampled token has no K and V yet: num_computed <= len(token_ids) - 1 while it decodes.
+
+    When a step is planned before the one under way was answered, that one's rows are assumed first: computed, with an UNKNOWN token.
     """
 
     __slots__ = (
@@ -21,6 +24,7 @@ class RequestState:
         "arrival_pass",
         "arrival_s",
         "first_row_sent",
+        "has_ended",
         "has_sampled",
         "is_guaranteed",
         "leader",
@@ -30,6 +34,7 @@ class RequestState:
         "num_output_at_retraction",
         "num_pinned",
         "num_retractions",
+        "num_unanswered",
         "page_writes",
         "path",
         "queue_time_s",
@@ -63,6 +68,8 @@ class RequestState:
         self.page_writes: list[PageWrite] = []  # that the runner has not seen yet
         self.first_row_sent = False
         self.has_sampled = False  # in this slot: the runner knows the last token
+        self.num_unanswered = 0  # of its rows
+        self.has_ended = False  # what still comes for it is thrown away
 
     @property
     def num_prompt(self) -> int:
@@ -89,6 +96,12 @@ class RequestState:
     def is_decoding(self) -> bool:
         """Its next row is the single token that the runner sampled last."""
         return self.has_sampled and self.num_uncomputed == 1
+
+    @property
+    def is_ending(self) -> bool:
+        """What is under way ends it, whatever token comes: no further row is to be planned."""
+        wanted = self.request.sampling.max_tokens
+        return self.num_unanswered > 0 and (self.num_uncomputed == 0 or (self.token_ids[-1] == UNKNOWN and self.num_output >= wanted))
 
     @property
     def num_pages(self) -> int:
@@ -124,8 +137,25 @@ class RequestState:
         self.next_scored += len(row.target_ids)
         return row
 
+    def assume(self, row: ScheduledRow) -> None:
+        """The row's positions count as computed from now on; the token that it draws comes with the answer."""
+        self.num_computed += row.count
+        if row.is_sampled:
+            self.token_ids.append(UNKNOWN)
+
+    def learn(self, token_id: int) -> None:
+        """The token that was assumed."""
+        assert self.token_ids[-1] == UNKNOWN, f"{self.request.request_id}: expected an unknown last token, got {self.token_ids[-1]}"
+        self.token_ids[-1] = token_id
+
+    def forget_unknown(self) -> None:
+        """It ends before its last token is known."""
+        if self.token_ids[-1] == UNKNOWN:
+            del self.token_ids[-1]
+
     def retract(self) -> None:
         """Back to waiting, without pages and slot: once admitted again, it computes anew what the tree does not have."""
+        assert not self.num_unanswered, f"{self.request.request_id}: expected all tokens known, got {self.num_unanswered} rows under way"
         self.path, self.slot, self.num_computed, self.page_writes = None, -1, 0, []
         self.first_row_sent = self.has_sampled = False
         self.num_output_at_retraction = self.num_output

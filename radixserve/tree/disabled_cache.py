@@ -48,8 +48,11 @@ class DisabledCache:
         num_missing = path.num_missing(num_tokens, self.page_size)
         return path.grow(self._pool.allocate(num_missing)) if num_missing > 0 else None
 
-    def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None:
+    def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float, is_under_way: bool = False) -> PageWrite | None:
         return None
+
+    def drop_replaced(self, path: PagePath) -> None:
+        pass
 
     @timed
     def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float, is_over: bool = True) -> None:

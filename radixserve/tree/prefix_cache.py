@@ -1,8 +1,10 @@
 """PrefixCache: the scheduler's only door to tree and pool. It decides which pages a request holds, and knows nothing of who runs.
 
 PagePath of a running request   pages  |--- num_shared: the tree's, locked through `node` ---|--- private: the request's own ---|
+                                replaced: own pages that the tree's took the place of while a step that writes to them was under way
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from time import perf_counter
@@ -25,7 +27,7 @@ from radixserve.tree.watcher import TimedApart, TreeWatcher
 class PagePath:
     """The pages of one running request, in order of position. Owned by the scheduler, changed by the cache alone."""
 
-    __slots__ = ("namespace", "node", "num_shared", "pages", "priority")
+    __slots__ = ("namespace", "node", "num_shared", "pages", "priority", "replaced")
 
     def __init__(self, namespace: Namespace, pages: IntArray, node: TreeNode | None, priority: int = 0) -> None:
         self.priority = priority
@@ -33,9 +35,11 @@ class PagePath:
         self.pages = pages
         self.num_shared = len(pages)
         self.node = node
+        self.replaced: IntArray = array("i")
 
     @property
     def private_pages(self) -> IntArray:
+        """Those in use; `replaced` ones are its own too."""
         return self.pages[self.num_shared :]
 
     def num_missing(self, num_tokens: int, page_size: int) -> int:
@@ -80,7 +84,8 @@ class PageCache(Protocol):
     def lock(self, match: PrefixMatch, now: float, priority: int = 0) -> PagePath: ...
     def make_room(self, num_pages: int, now: float) -> None: ...
     def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None: ...
-    def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None: ...
+    def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float, is_under_way: bool = ...) -> PageWrite | None: ...
+    def drop_replaced(self, path: PagePath) -> None: ...
     def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float, is_over: bool = True) -> None: ...
     def num_given_back(self, paths: Sequence[PagePath], match: PrefixMatch) -> Iterator[int]: ...
     def flush(self, now: float) -> None: ...
@@ -193,13 +198,21 @@ class PrefixCache:
         return path.grow(self._pool.allocate(num_missing))
 
     @timed
-    def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None:
-        """Publish the whole pages among the first num_computed positions, so that others can use them from now on.
+    def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float, is_under_way: bool = False) -> PageWrite | None:
+        """Publish the whole pages among the first num_computed positions, so that others can use them from the next step on.
 
-        Where somebody else published the same tokens first, the tree's pages win: they replace the path's own, which are freed.
+        Where somebody else published the same tokens first, the tree's pages win: they replace the path's own, which are freed; if the
+        step that computes them is under way, by drop_replaced() after it.
         Returns that replacement, which the page table must follow; None if there is none.
         """
-        return self._commit(path, token_ids, num_computed, now)
+        write = self._commit(path, token_ids, num_computed, now)
+        if not is_under_way:
+            self.drop_replaced(path)
+        return write
+
+    def drop_replaced(self, path: PagePath) -> None:
+        self._pool.free(path.replaced)
+        del path.replaced[:]
 
     def _commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float) -> PageWrite | None:
         first_page, num_whole = path.num_shared, num_computed // self.page_size
@@ -214,7 +227,7 @@ class PrefixCache:
         replaced = inserted.existing_pages
         if not replaced:
             return None
-        self._pool.free(own[: len(replaced)])
+        path.replaced.extend(own[: len(replaced)])
         path.pages[first_page : first_page + len(replaced)] = replaced
         return PageWrite(first_page, replaced)
 
@@ -225,6 +238,7 @@ class PrefixCache:
         is_over: the request will not come back for the same; policies learn from a request once.
         """
         self._commit(path, token_ids, num_computed, now)
+        self.drop_replaced(path)
         assert path.node is not None, "expected a path that was not released before"
         self.tree.unlock(path.node, now)
         path.node = None
@@ -273,7 +287,7 @@ class PrefixCache:
         """Recount all pages, given all live paths; AssertionError if anything is off. With no path, nothing may be locked."""
         paths = list(paths)
         check_tree(self.tree)
-        check_pages(self._pool, self.tree, [path.private_pages for path in paths])
+        check_pages(self._pool, self.tree, [path.private_pages + path.replaced for path in paths])
         assert self.tree.root.lock_ref == len(paths), f"expected {len(paths)} locks, got {self.tree.root.lock_ref}"
         for path in paths:
             assert path.node is not None, "a live path was released"

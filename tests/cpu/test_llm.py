@@ -264,19 +264,19 @@ def test_an_interrupt_waits_for_the_end_of_the_step(tiny_model: Callable[[str, b
     """Ctrl-C, or a notebook's stop button, in the middle of a step: KeyboardInterrupt, and the LLM goes on afterwards."""
     llm = LLM(str(tiny_model("llama", True)), dtype="float32", device="cpu", max_total_tokens=256)
     expected = llm.generate([[5, 6, 7]], GREEDY)
-    plain_execute = llm.engine._runner.execute
+    plain_execute = llm.engine._pipeline.runner.execute
 
     def interrupted(batch: ScheduledBatch) -> StepOutput:
         signal.raise_signal(signal.SIGINT)
         return plain_execute(batch)
 
-    llm.engine._runner.execute = interrupted  # type: ignore[method-assign]
+    llm.engine._pipeline.runner.execute = interrupted  # type: ignore[method-assign]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that runs the tests in the background ignores it
     try:
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5, 6, 7], [8, 9]], GREEDY)
     finally:
         signal.signal(signal.SIGINT, before)
-    llm.engine._runner.execute = plain_execute  # type: ignore[method-assign]
+    llm.engine._pipeline.runner.execute = plain_execute  # type: ignore[method-assign]
     assert llm.generate([[5, 6, 7]], GREEDY)[0].token_ids == expected[0].token_ids
     assert not llm.engine.has_work

@@ -8,7 +8,12 @@ import pytest
 from radixserve.config import EVICTION_CHOICES
 from tests.support.soak import SET_UPS, SetUp, Soak
 
-SHORT = (SetUp(1, True, "adaptive", "dfs-weight"), SetUp(16, True, "priority", "cost"), SetUp(4, False, "lru", "fcfs"))
+SHORT = (
+    SetUp(1, True, "adaptive", "dfs-weight"),
+    SetUp(16, True, "priority", "cost"),
+    SetUp(4, False, "lru", "fcfs"),
+    SetUp(1, True, "lru", "lpm", overlap="on"),
+)
 
 
 @pytest.mark.parametrize("set_up", SHORT, ids=str)

@@ -1,5 +1,6 @@
 """A scheduler to play with: real tree and pool, a runner that reads its answers through the pages, a recount after every step."""
 
+from collections import deque
 from typing import Any
 
 from radixserve.config import SchedulerConfig
@@ -8,6 +9,33 @@ from radixserve.scheduler.scheduler import Scheduler
 from radixserve.tree.disabled_cache import DisabledCache
 from radixserve.tree.prefix_cache import PageCache, PrefixCache
 from tests.pure.helpers import CountingRunner
+
+
+class NamedPages:
+    """Which pages the steps under way read and write, from their batches alone: none of them may be free before the answer."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._tables: dict[int, dict[int, int]] = {}
+        self._by_step: dict[int, set[int]] = {}
+
+    def plan(self, batch: ScheduledBatch) -> None:
+        for slot in batch.freed_slots:
+            self._tables.pop(slot)
+        named = self._by_step[batch.step] = set()
+        for row in batch.rows:
+            table = self._tables.setdefault(row.slot, {})
+            for write in row.page_writes:
+                table.update(enumerate(write.page_ids, write.first_page))
+            named |= {table[page] for page in range(-(-(row.start + row.count) // self._page_size))}
+
+    def drop(self, step: int) -> None:
+        del self._by_step[step]
+
+    def check(self, cache: Any) -> None:
+        free = set(cache._pool.free_ids())
+        for step, named in self._by_step.items():
+            assert not named & free, f"pages {named & free} are free, and step {step} is not answered"
 
 
 class Bench:
@@ -23,6 +51,7 @@ class Bench:
         is_shared: bool = True,
         eos_token_ids: tuple[int, ...] = (1,),
         forced: int | None = None,
+        plans_ahead: bool = False,
         eviction: str = "lru",
         **limits: Any,
     ) -> None:
@@ -30,6 +59,10 @@ class Bench:
         config = SchedulerConfig(schedule_policy=policy, chunked_prefill_size=chunk, max_running_requests=rows, **limits)
         self.scheduler = Scheduler(config, self.cache, 1000, frozenset(eos_token_ids), forced)
         self.runner = CountingRunner(num_pages, page_size)
+        self._max_under_way = 2 if plans_ahead else 1
+        self._under_way: deque[ScheduledBatch] = deque()
+        self._named = NamedPages(page_size)
+        self.num_planned_ahead = 0
         self.batches: list[ScheduledBatch] = []
         self.outputs: list[RequestOutput] = []
         self.now = 0.0
@@ -40,14 +73,24 @@ class Bench:
 
     def step(self) -> list[RequestOutput]:
         self.now += 1
-        batch = self.scheduler.schedule(self.now)
-        if batch is None:
-            news = self.scheduler.take_outputs()
-        else:
+        while len(self._under_way) < self._max_under_way and (batch := self.scheduler.schedule(self.now)) is not None:
+            self.num_planned_ahead += bool(self._under_way)
             self.batches.append(batch)
-            news = self.scheduler.update(self.runner.execute(batch), self.now)
+            self._under_way.append(batch)
+            self._named.plan(batch)
+        self._named.check(self.cache)
+        # as late as can be: whatever planning ahead did to the pages is done
+        news = self._answer() if self._under_way else self.scheduler.take_outputs()
+        self._named.check(self.cache)
         self.scheduler.check_account()
         self.outputs += news
+        return news
+
+    def _answer(self) -> list[RequestOutput]:
+        batch = self._under_way.popleft()
+        output = self.runner.execute(batch)
+        news = self.scheduler.update(output, self.now)
+        self._named.drop(batch.step)
         return news
 
     def drain(self, limit: int = 10_000) -> None:

@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from radixserve.core import FinishReason, Request, RequestOutput
 from radixserve.engine.engine import Engine
@@ -35,9 +36,11 @@ class SetUp:
     is_tree_on: bool
     eviction: str
     waiting: str
+    overlap: str = "off"
 
     def __str__(self) -> str:
-        return f"page size {self.page_size}, {f'tree {self.eviction}' if self.is_tree_on else 'no tree'}, {self.waiting}"
+        tree, overlap = f"tree {self.eviction}" if self.is_tree_on else "no tree", ", overlapped" * (self.overlap == "on")
+        return f"page size {self.page_size}, {tree}, {self.waiting}{overlap}"
 
     @property
     def options(self) -> dict[str, object]:
@@ -46,6 +49,7 @@ class SetUp:
             "disable_radix_cache": not self.is_tree_on,
             "radix_eviction_policy": self.eviction,
             "schedule_policy": self.waiting,
+            "overlap_schedule": self.overlap,
             "priority_scheduling_preemption_threshold": 1,
             "priority_aging_passes": 32,
         }
@@ -60,6 +64,8 @@ SET_UPS = (
     SetUp(16, True, "fifo", "lpm"),
     SetUp(1, False, "lru", "fcfs"),
     SetUp(16, False, "lru", "cost"),
+    SetUp(1, True, "adaptive", "lpm", overlap="on"),
+    SetUp(16, True, "lru", "cost", overlap="on"),
 )
 
 
@@ -155,14 +161,8 @@ class Soak:
 
     @staticmethod
     def _pressed_engine(model_dir: Path, **options: object) -> Engine:
-        before = os.environ.get("RADIXSERVE_TEST_RETRACT")
-        os.environ["RADIXSERVE_TEST_RETRACT"] = str(FORCED_INTERVAL)
-        try:
+        with patch.dict(os.environ, RADIXSERVE_TEST_RETRACT=str(FORCED_INTERVAL)):
             return tiny_engine(model_dir, max_total_tokens=POOL_TOKENS, schedule_conservativeness=0.0, **options)
-        finally:
-            del os.environ["RADIXSERVE_TEST_RETRACT"]
-            if before is not None:
-                os.environ["RADIXSERVE_TEST_RETRACT"] = before
 
     def _count_preemptions(self) -> None:
         """At their source: the stats have them among the retractions."""
@@ -217,7 +217,8 @@ class Soak:
     def _step(self) -> None:
         if self._rng.random() < 0.05:
             is_busy = bool(self._by_id)
-            assert self._engine.flush_cache() != is_busy or not self._engine.has_work, "a flush is refused while anybody is there"
+            is_flushed, stats = self._engine.flush_cache(), self._engine.stats()
+            assert is_flushed != is_busy or not stats.num_running + stats.num_waiting, "a flush is refused while anybody is there"
         for output in self._engine.step():
             client = self._by_id[output.request_id]  # KeyError: news of a request that ended before
             client.answer.take(output)
@@ -267,8 +268,7 @@ class Soak:
             self._step()
         assert not self._by_id, f"{len(self._by_id)} requests have no end"
         assert self._engine.flush_cache()
-        report = self.report
-        stats = self._engine.stats()
+        report, stats = self.report, self._engine.stats()
         assert stats.free_tokens == stats.pool_tokens and stats.pinned_tokens == 0
         assert stats.requests_total == stats.finished_total + stats.aborted_total == report.num_ended
         report.num_flushes += 1

@@ -43,8 +43,10 @@ class Engine:
         check_ranks: Callable[[], None] = lambda: None,
         pipeline: Pipeline | None = None,
     ) -> None:
-        """check_ranks raises EngineDeadError when a process that the runner needs has ended. pipeline: how steps reach the runner; None: one by
-        one."""
+        """check_ranks raises EngineDeadError when a process that the runner needs has ended.
+
+        pipeline: how steps reach the runner; None: one by one.
+        """
         self.config = config
         self.info = info
         self._scheduler = scheduler

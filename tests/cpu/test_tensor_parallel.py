@@ -119,7 +119,7 @@ def check_until_it_raises(engine: Engine) -> None:
 def test_an_error_of_rank_0_ends_the_others(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = tiny_engine(tiny_model("llama", True), tp_size=2, max_total_tokens=1024)
     engine.add(make_request("a", [5, 6, 7], **GREEDY))
-    monkeypatch.setattr(engine._runner._runner._attention, "plan", lambda batch: 1 / 0)  # type: ignore[attr-defined]
+    monkeypatch.setattr(engine._pipeline.runner._runner._attention, "plan", lambda batch: 1 / 0)  # type: ignore[attr-defined]
     with pytest.raises(ZeroDivisionError):
         engine.step()
     with pytest.raises(EngineDeadError, match="ended after an error of rank 0"):

@@ -17,8 +17,12 @@ ROOT = Path(__file__).resolve().parents[2]
 LONG_PROMPT = "You are a careful assistant. " * 20 + "The capital of France is"
 
 
+# for tests that a step planned ahead could break; the others run one by one
+EITHER_WAY = pytest.mark.parametrize("url", ["off", "on"], ids=["one by one", "overlapped"], indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
     resolve_model(None)  # fetched here, where a failure is readable
     command = [
         sys.executable,
@@ -32,6 +36,8 @@ def url() -> Iterator[str]:
         "--dtype",
         "float32",
         "--check-account-every-step",
+        "--overlap-schedule",
+        getattr(request, "param", "off"),
     ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -61,6 +67,7 @@ def cached_tokens(answer: openai.types.Completion) -> int:
     return answer.usage.prompt_tokens_details.cached_tokens
 
 
+@EITHER_WAY
 def test_completion_reuses_what_it_knows_until_it_is_flushed(client: openai.OpenAI, url: str) -> None:
     def ask() -> openai.types.Completion:
         return client.completions.create(model="default", prompt=LONG_PROMPT, max_tokens=8, temperature=0)
@@ -77,6 +84,7 @@ def test_completion_reuses_what_it_knows_until_it_is_flushed(client: openai.Open
     assert cached_tokens(ask()) == 0
 
 
+@EITHER_WAY
 def test_stream_joins_to_the_text_without_a_stream(client: openai.OpenAI) -> None:
     body = {"model": "default", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}
     whole = client.completions.create(**body)
@@ -88,6 +96,7 @@ def test_stream_joins_to_the_text_without_a_stream(client: openai.OpenAI) -> Non
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
 
 
+@EITHER_WAY
 def test_two_prompts_and_a_stop_string_in_one_call(client: openai.OpenAI) -> None:
     answer = client.completions.create(model="default", prompt=["1, 2, 3, 4,", "a, b, c, d,"], max_tokens=8, temperature=0, stop=", 7")
     assert [choice.index for choice in answer.choices] == [0, 1]
@@ -96,6 +105,7 @@ def test_two_prompts_and_a_stop_string_in_one_call(client: openai.OpenAI) -> Non
     assert answer.choices[1].text.startswith(" e, f")
 
 
+@EITHER_WAY
 def test_closing_the_connection_aborts_and_leaves_an_idle_engine(client: openai.OpenAI, url: str) -> None:
     stream = client.completions.create(
         model="default", prompt="Tell me everything.", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
@@ -181,6 +191,7 @@ def test_chat_has_the_ids_of_its_template_and_hits_the_cache_of_completions(clie
     assert cached_tokens(warm) == len(prompt_ids) - 1
 
 
+@EITHER_WAY
 def test_echo_and_log_probabilities_are_the_same_cold_and_warm(client: openai.OpenAI, url: str) -> None:
     """USAGE-01, USAGE-05: the harness's request, a prompt of 33 tokens, twice."""
     assert httpx.post(f"{url}/flush_cache?timeout=10").status_code == 200

@@ -130,12 +130,16 @@ def _host_seconds(function: Callable[[], object], device: torch.device) -> float
 
 
 def time_engine(report: Report, shape: Shape, device: torch.device, limits: Limits) -> None:
-    """Decode steps as graphs and eager, prefill, and a load with a shared beginning with the tree on and off."""
+    """Decode steps as graphs, planned ahead and not, and eager, prefill, and a load with a shared beginning with the tree on and off."""
     is_small = device.type == "cpu"
     rows, length, chunk = (4, 48, 64) if is_small else (64, 1024, 8192)
     common: dict[str, Any] = {"max_running_requests": rows, "chunked_prefill_size": chunk, "attention_backend": "flashinfer"}
     common |= {"max_total_tokens": rows * (length + 64) * 2, "context_length": 2048 if is_small else 8192, "page_size": 16}
-    for name, options in (("graphs", {}), ("eager", {"disable_cuda_graph": True})):
+    for name, options in (
+        ("graphs", {"overlap_schedule": "on"}),
+        ("graphs, one by one", {"overlap_schedule": "off"}),
+        ("eager", {"disable_cuda_graph": True}),
+    ):
         with engine_of(shape, device, **(common | options)) as engine:
             _time_decode(report, name, engine, shape, rows, length, limits)
             if name == "graphs":

@@ -100,4 +100,4 @@ def shared_tables(batch: ForwardBatch, groups: Sequence[RowGroup]) -> SharedTabl
         torch.tensor([group.num_pages * page_size for group in groups], dtype=torch.int32),
     )
     is_in_order = order == list(range(n))
-    return SharedTables(shared, own, None if is_in_order else rows.to(batch.kv_indices.device), len(num_shared))
+    return SharedTables(shared, own, None if is_in_order else rows.to(batch.kv_indices.device, non_blocking=True), len(num_shared))

@@ -95,10 +95,13 @@ class Overlapped:
         if self._error is not None:
             raise self._error
         launched = self._launched.get()
-        if isinstance(launched, BaseException):
-            self._error = launched
-            raise launched
-        output = launched.result()
+        try:
+            if isinstance(launched, BaseException):
+                raise launched
+            output = launched.result()
+        except BaseException as error:  # a GPU's own errors come to light only where somebody waits for it
+            self._error = error
+            raise
         self._num_under_way -= 1
         return output
 

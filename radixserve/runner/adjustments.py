@@ -75,7 +75,7 @@ class LogitAdjustments:
             logits.index_put_(self._places(biased, [self._bias_ids[slot] for slot in row_slots]), biases, accumulate=True)
         if len(too_short):
             places = self._places(too_short, [self._stop_ids[slot] for slot in slots[too_short]])
-            logits.index_put_(places, torch.tensor(-torch.inf, device=self._device))
+            logits.index_put_(places, torch.full((), -torch.inf, device=self._device))  # made there: torch.tensor would copy, and wait
         return logits
 
     def record(self, slots: npt.NDArray[np.int64], token_ids: torch.Tensor) -> None:

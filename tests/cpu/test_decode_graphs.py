@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from radixserve.attention.batch import ForwardBatch, padding_batch
-from radixserve.runner.decode_graphs import DecodeGraphs, graph_sizes
+from radixserve.engine.graphs import GraphPlan, capture_graphs
+from radixserve.errors import ConfigError
+from radixserve.kv import PageTable
+from radixserve.runner.decode_graphs import Captured, DecodeGraphs, graph_sizes
 from radixserve.runner.upload import Uploader
 from tests.support.recorded_graph import GraphRecorder, HostAccessError
 
@@ -129,3 +132,16 @@ def test_one_piece_by_two_buffers_in_turn() -> None:
             assert sent[-1].host["a"].tolist() == [step - 1, step, step + 1]
         assert all(earlier.device["a"][0] == place for place, earlier in enumerate(sent))
         sent.append(one)
+
+
+@pytest.mark.parametrize("is_memory", [True, False])
+def test_memory_that_the_driver_lacks_is_one_sentence(is_memory: bool) -> None:
+    def capture(function: Callable[[], torch.Tensor]) -> Captured:
+        raise RuntimeError("CUDA error: out of memory" if is_memory else "CUDA error: an illegal memory access")
+
+    model = Doubler()
+    kind, sentence = (
+        (ConfigError, "no memory for 3 CUDA graphs of up to 4 rows.*--cuda-graph-max-bs") if is_memory else (RuntimeError, "illegal")
+    )
+    with pytest.raises(kind, match=sentence):
+        capture_graphs(GraphPlan([1, 2, 4], 12), model, model, PageTable(4, 4, 1), capture)

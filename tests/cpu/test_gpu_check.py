@@ -117,4 +117,4 @@ def test_a_wrong_triton_backend_is_found(recorder: GraphRecorder, monkeypatch: p
 def test_engines_are_right(recorder: GraphRecorder) -> None:
     report = Report(60.0)
     check_engine(report, replace(shrunk(SMALL), num_layers=1), CPU)
-    assert [result.is_right for result in report.results] == [True] * 15
+    assert [result.is_right for result in report.results] == [True] * 24

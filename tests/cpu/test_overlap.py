@@ -265,3 +265,19 @@ def test_what_a_step_raises_comes_to_whoever_collects_it_and_nothing_runs_behind
         with pytest.raises(MemoryError, match="none left"):
             pipeline.collect()
     assert launched == [1, 2]
+
+
+def test_a_step_that_fails_while_it_is_waited_for_is_the_last_one(no_thread_stays: None) -> None:
+    """As a GPU's steps do: their launch returns before they run."""
+
+    class Failing:
+        def result(self) -> StepOutput:
+            raise RuntimeError("illegal memory access")
+
+    pipeline = Overlapped(lambda batch: Failing() if batch.step == 1 else _Done(batch.step))
+    pipeline.submit(ScheduledBatch(1, ()))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            pipeline.collect()
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        pipeline.submit(ScheduledBatch(2, ()))

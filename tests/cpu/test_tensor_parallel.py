@@ -8,14 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 
 from radixserve.config import EngineConfig
+from radixserve.core import IntArray, ScheduledBatch, StepOutput
 from radixserve.engine.engine import Engine
+from radixserve.engine.tp.lead import LeadRunner
 from radixserve.engine.tp.workers import Workers
 from radixserve.errors import ConfigError, EngineDeadError
+from radixserve.runner.model_runner import ModelRunner
 from tests.cpu.test_retraction import check_equal, mixed_requests
 from tests.support.engine_runs import is_equal_up_to_a_near_tie, make_request, run, tiny_engine
 from tests.support.waiting import until
@@ -114,6 +118,29 @@ def check_until_it_raises(engine: Engine) -> None:
     while time.monotonic() < deadline:
         engine.check_idle()
         time.sleep(0.01)
+
+
+def test_a_step_in_which_a_rank_ended_gives_no_tokens() -> None:
+    """NCCL's collectives, once aborted, end without an error: the step comes to its end with numbers that are no sum."""
+    has_ended = False
+
+    class Ranks:
+        def check(self) -> None:
+            if has_ended:
+                raise EngineDeadError("a rank has ended")
+
+        def send_step(self, batch: ScheduledBatch, decode_ids: IntArray) -> None: ...
+
+    class Runner:
+        def execute(self, batch: ScheduledBatch) -> StepOutput:
+            nonlocal has_ended
+            has_ended = batch.step == 2
+            return StepOutput(batch.step, ())
+
+    runner = LeadRunner(cast(ModelRunner, Runner()), cast(Workers, Ranks()), 1)
+    assert runner.execute(ScheduledBatch(1, ())).step == 1
+    with pytest.raises(EngineDeadError, match="has ended"):
+        runner.execute(ScheduledBatch(2, ()))
 
 
 def test_an_error_of_rank_0_ends_the_others(tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

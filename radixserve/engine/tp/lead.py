@@ -26,6 +26,7 @@ class LeadRunner:
         except BaseException:
             self._workers.end()  # they wait for what will not come
             raise
+        self._workers.check()  # NCCL is aborted when a rank ends: the step goes on to its end then, and what came out is no sum
         for row, token_id in zip(batch.rows, output.token_ids, strict=True):
             if row.is_sampled:
                 self._last_token_ids[row.slot] = token_id

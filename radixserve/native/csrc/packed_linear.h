@@ -33,7 +33,8 @@ constexpr int64_t BLOCK_BYTES = 384 << 10;
 constexpr int64_t AHEAD_BYTES = 8192;
 // where a panel comes from the second-level cache, the first one
 constexpr int64_t NEAR_BYTES = 2048;
-// Up to so many tiles of rows take a panel in turn, AHEAD_BYTES of it at a time: the first would wait for memory, and the others leave it idle.
+// Up to so many tiles of rows take a panel in turn, AHEAD_BYTES of it at a time: else the first would wait for memory, and the others
+// leave it idle.
 constexpr int64_t MOST_STACKED = 4;
 #if defined(RADIXSERVE_BRGEMM)
 constexpr int64_t most_stacked(bfloat16) { return 1; }
@@ -79,7 +80,7 @@ inline __m512 multiply_add(__m512 sum, uint32_t x, __m512i w, bfloat16) {
 // pointer more would be one too many for 12 rows.
 enum class Ask { FIRST_HALF, SECOND_HALF, ALL, NEAR };
 
-// sums [ROWS][32] of rows x, x + stride, ... (strides in words) with one panel; those that ask for a half add to them, with a part of a panel
+// sums [ROWS][32] of rows x, x + stride, ... (strides in words) with one panel; those that ask for a half add a part of a panel to them
 template <class T, int ROWS, Ask ASK>
 inline void multiply_tile(const uint32_t* x, int64_t stride, const uint32_t* panel, int64_t num_words, float* sums) {
     constexpr bool is_more = ASK == Ask::FIRST_HALF || ASK == Ask::SECOND_HALF;
@@ -132,7 +133,8 @@ inline void multiply_panel(int64_t rows, const T* x, int64_t stride, const uint3
 // Sums [rows][32] of several tiles: the same chains, left off and taken up again. The first tile asks for one half of the next words, the
 // second for the other.
 template <class T>
-inline void multiply_stack(int64_t rows, int64_t num_tiles, const T* x, int64_t stride, const uint32_t* panel, int64_t num_words, float* sums) {
+inline void multiply_stack(int64_t rows, int64_t num_tiles, const T* x, int64_t stride, const uint32_t* panel, int64_t num_words,
+                           float* sums) {
     constexpr int64_t STEP = AHEAD_BYTES / (PANEL * 4);
     const uint32_t* words = reinterpret_cast<const uint32_t*>(x);
     const int64_t word_stride = stride * int64_t(sizeof(T)) / 4;

@@ -104,14 +104,14 @@ void Plan::add_units(const Step& step) {
     std::stable_sort(units.begin(), units.end(), [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
 }
 
-// into pieces that cost about `wanted`: narrow tiles by blocks, each with all its heads, since those lie side by side in memory; others,
-// and where there are too few blocks, by heads as well
+// into pieces that cost about `wanted`: narrow tiles by blocks, each with all its heads, since those lie side by side in memory, even if the
+// pieces are too large, as long as every thread has two; others, and where there are too few blocks, by heads as well
 std::vector<Unit> Plan::cut(const Step& step, int index, float wanted) const {
     const Tile& tile = tiles[index];
     const float cost = tile_cost(step, tile) * step.num_kv_heads;
     const bool is_narrow = tile.num_queries * step.group_size <= MAX_NARROW_ROWS;
     const int num_blocks = tile.block_end - tile.block_begin, num_wanted = std::max(1, int(cost / wanted + 0.75f));
-    const bool has_all_heads = is_narrow && num_wanted <= num_blocks;
+    const bool has_all_heads = is_narrow && (num_wanted <= num_blocks || num_blocks >= 2 * step.num_threads);
     const int num_heads = has_all_heads ? step.num_kv_heads : 1, num_head_cuts = step.num_kv_heads / num_heads;
     const int num_cuts = std::min(num_blocks, (num_wanted + num_head_cuts - 1) / num_head_cuts);
     std::vector<Unit> units;

@@ -1,12 +1,16 @@
 // The two products of one block for a few queries, straight from rows of the pool: packing them would cost as much as multiplying. The
 // chains of multiply-adds are those of gemm.h over pack.h's operands, step by step, so the bits are the same.
 #pragma once
+#include <algorithm>
+
 #include "pack.h"
 
 namespace radixserve {
 
 // as many rows as leave room in the registers for 64 columns of values
-constexpr int MAX_NARROW_PRODUCT = 6;
+constexpr int MAX_NARROW_PASS = 6;
+// two passes over what the first has brought near still cost less than packing
+constexpr int MAX_NARROW_PRODUCT = 2 * MAX_NARROW_PASS;
 
 // Not where the matrix unit multiplies: its chains are its own.
 inline bool is_narrow_product(int num_rows, int head_dim) {
@@ -92,19 +96,32 @@ void mix_rows(const Bf16* const* values, int num_tokens, int width, int head_dim
         case 5: return call(5); \
         default: return call(6); \
     }
-inline void score_narrow(int num_rows, const Bf16* const* keys, int num_tokens, int width, int head_dim, int padded_dim, const Word* queries,
-                         float* scores, int ldc) {
+inline void score_pass(int num_rows, const Bf16* const* keys, int num_tokens, int width, int head_dim, int padded_dim, const Word* queries,
+                       float* scores, int ldc) {
 #define RADIXSERVE_SCORE(n) score_rows<n>(keys, num_tokens, width, head_dim / 2, padded_dim / 2, queries, padded_dim / 2, scores, ldc)
     RADIXSERVE_ROWS(RADIXSERVE_SCORE)
 #undef RADIXSERVE_SCORE
 }
-inline void mix_narrow(int num_rows, const Bf16* const* values, int num_tokens, int width, int head_dim, int padded_dim, const Word* weights,
-                       int lda, float* out, int ldc) {
+inline void mix_pass(int num_rows, const Bf16* const* values, int num_tokens, int width, int head_dim, int padded_dim, const Word* weights,
+                     int lda, float* out, int ldc) {
 #define RADIXSERVE_MIX(n) mix_rows<n>(values, num_tokens, width, head_dim, padded_dim, weights, lda, out, ldc)
     RADIXSERVE_ROWS(RADIXSERVE_MIX)
 #undef RADIXSERVE_MIX
 }
 #undef RADIXSERVE_ROWS
+
+inline void score_narrow(int num_rows, const Bf16* const* keys, int num_tokens, int width, int head_dim, int padded_dim, const Word* queries,
+                         float* scores, int ldc) {
+    for (int row = 0; row < num_rows; row += MAX_NARROW_PASS)
+        score_pass(std::min(MAX_NARROW_PASS, num_rows - row), keys, num_tokens, width, head_dim, padded_dim, queries + row * padded_dim / 2,
+                   scores + row * ldc, ldc);
+}
+inline void mix_narrow(int num_rows, const Bf16* const* values, int num_tokens, int width, int head_dim, int padded_dim, const Word* weights,
+                       int lda, float* out, int ldc) {
+    for (int row = 0; row < num_rows; row += MAX_NARROW_PASS)
+        mix_pass(std::min(MAX_NARROW_PASS, num_rows - row), values, num_tokens, width, head_dim, padded_dim, weights + row * lda, lda,
+                 out + row * ldc, ldc);
+}
 #endif
 
 }  // namespace radixserve

@@ -15,7 +15,7 @@
 namespace radixserve {
 
 constexpr int MAX_QUANTIZED = 127;
-constexpr int64_t QUANTIZED_AHEAD_BYTES = 2048;
+constexpr int64_t QUANTIZED_AHEAD_BYTES = 4096;
 // Widening in registers hides behind the products of even one tile on some processors and takes their ports on others; once for so many
 // tiles costs little on either.
 constexpr int64_t LEAST_TILES_WIDENED = 16;
@@ -47,7 +47,7 @@ template <class T>
 inline void widen_panel(const int8_t* panel, int64_t num_words, uint32_t* to) {
     for (int64_t word = 0; word < num_words; ++word) {
         const int8_t* from = panel + word * quantized_word_bytes<T>();
-        _mm_prefetch(reinterpret_cast<const char*>(from) + QUANTIZED_AHEAD_BYTES, _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(from) + QUANTIZED_AHEAD_BYTES, _MM_HINT_T1);
         const Word32 wide = widen_word(from, T());
         _mm512_storeu_si512(to + word * PANEL, wide.left);
         _mm512_storeu_si512(to + word * PANEL + lanes::WIDTH, wide.right);
@@ -62,7 +62,7 @@ inline void multiply_quantized_tile(const uint32_t* x, int64_t stride, const int
     for (int row = 0; row < ROWS; ++row) left[row] = right[row] = _mm512_setzero_ps();
     for (int64_t word = 0; word < num_words; ++word) {
         const int8_t* from = panel + word * quantized_word_bytes<T>();
-        _mm_prefetch(reinterpret_cast<const char*>(from) + QUANTIZED_AHEAD_BYTES, _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(from) + QUANTIZED_AHEAD_BYTES, _MM_HINT_T1);
         const Word32 wide = widen_word(from, T());
 #pragma GCC unroll 12
         for (int row = 0; row < ROWS; ++row) {
@@ -124,17 +124,18 @@ void multiply_quantized(const T* x, int64_t stride, const Tiles<T>& tiles, int64
     const int64_t per_block = w.num_panels * tiles.per_panel(tiles.block);
     for (int64_t index = begin; index < end;) {
         const int64_t first = index / per_block * tiles.block, rows = std::min(tiles.block, tiles.m - first);
-        const int64_t num_tiles = tiles.per_panel(rows), in_block = index % per_block, panel = in_block / num_tiles;
-        const int64_t last = std::min(end, index + num_tiles - in_block % num_tiles);  // of this panel
+        const int64_t num_pieces = tiles.per_panel(rows), in_block = index % per_block, panel = in_block / num_pieces;
+        const int64_t last = std::min(end, index + num_pieces - in_block % num_pieces);  // of this panel
         const int8_t* integers = reinterpret_cast<const int8_t*>(w.packed) + panel * w.num_words * quantized_word_bytes<T>();
         const bool is_widened = last - index >= LEAST_TILES_WIDENED || !widens_in_registers(T());
         if (is_widened) widen_panel<T>(integers, w.num_words, widened);
         const __m512 left = _mm512_loadu_ps(w.scales + panel * PANEL), right = _mm512_loadu_ps(w.scales + panel * PANEL + lanes::WIDTH);
-        for (; index < last; ++index) {
-            const Share part(rows, int(index % per_block % num_tiles), int(num_tiles));
+        const int64_t of_piece = tiles.tiles_of(rows) / num_pieces, num_tiles = of_piece * num_pieces;
+        for (int64_t tile = in_block % num_pieces * of_piece, past = tile + (last - index) * of_piece; tile < past; ++tile) {
+            const Share part(rows, int(tile), int(num_tiles));
             const int64_t row = first + part.first, height = part.end - part.first;
             if (is_widened) {
-                multiply_panel(height, x + row * stride, stride, widened, w.num_words, sums);
+                multiply_panel(height, x + row * stride, stride, widened, w.num_words, true, sums);
             } else {
                 multiply_quantized_rows<T>(height, x + row * stride, stride, integers, w.num_words, sums);
             }
@@ -145,6 +146,7 @@ void multiply_quantized(const T* x, int64_t stride, const Tiles<T>& tiles, int64
                 finish(row + i, panel, at);
             }
         }
+        index = last;
     }
 #if defined(RADIXSERVE_BRGEMM)
     brgemm_end();

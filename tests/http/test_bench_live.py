@@ -1,8 +1,5 @@
 """The load generator against the real server with a tiny model: what it adds up is what the server counted, and the ideal is reached."""
 
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,36 +10,14 @@ from bench.load import ClosedLoop, OpenLoop, RunResult, Target, flush, run
 from bench.metrics import growth
 from bench.words import Words
 from bench.workloads import make_workload
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.real_server import real_server
 
 
 @pytest.fixture(scope="module")
 def url(words_model_dir: Path) -> Iterator[str]:
-    flags = [
-        "--model-path",
-        str(words_model_dir),
-        "--port",
-        "0",
-        "--dtype",
-        "float32",
-        "--max-total-tokens",
-        "20000",
-        "--check-account-every-step",
-    ]
-    process = subprocess.Popen([sys.executable, "-m", "radixserve", "serve", *flags], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        ready = None
-        while ready is None and (line := process.stdout.readline()):
-            found = re.match(r"radixserve is ready on (\S+)", line)
-            ready = found[1] if found else None
-        assert ready is not None, f"the server ended with {process.wait()} before it was ready"
-        yield ready
-    finally:
-        process.terminate()
-        assert process.wait(20) == 0
-        process.stdout.close()
+    flags = ["--dtype", "float32", "--max-total-tokens", "20000", "--check-account-every-step"]
+    with real_server("--model-path", str(words_model_dir), *flags) as address:
+        yield address
 
 
 def check_sums(done: RunResult) -> None:

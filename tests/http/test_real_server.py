@@ -1,19 +1,16 @@
 """The whole product as a user starts it: `radixserve serve` with the default model, and the openai package in front."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
 from radixserve.models.location import resolve_model
+from tests.support.real_server import real_server
 
-ROOT = Path(__file__).resolve().parents[2]
 LONG_PROMPT = "You are a careful assistant. " * 20 + "The capital of France is"
 
 
@@ -24,34 +21,10 @@ EITHER_WAY = pytest.mark.parametrize("url", ["off", "on"], ids=["one by one", "o
 @pytest.fixture(scope="module")
 def url(request: pytest.FixtureRequest) -> Iterator[str]:
     resolve_model(None)  # fetched here, where a failure is readable
-    command = [
-        sys.executable,
-        "-m",
-        "radixserve",
-        "serve",
-        "--port",
-        "0",
-        "--max-total-tokens",
-        "4096",
-        "--dtype",
-        "float32",
-        "--check-account-every-step",
-        "--overlap-schedule",
-        getattr(request, "param", "off"),
-    ]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        ready = None
-        while ready is None and (line := process.stdout.readline()):
-            found = re.match(r"radixserve is ready on (\S+)", line)
-            ready = found[1] if found else None
-        assert ready is not None, f"the server ended with {process.wait()} before it was ready"
-        yield ready
-    finally:
-        process.terminate()
-        assert process.wait(20) == 0
-        process.stdout.close()
+    overlap = getattr(request, "param", "off")
+    flags = ["--max-total-tokens", "4096", "--dtype", "float32", "--check-account-every-step"]
+    with real_server(*flags, "--overlap-schedule", overlap) as address:
+        yield address
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """Who was overtaken how often: the lanes of order/bound.py against a count of every admission, and what many lanes cost."""
 
-import cProfile
 import dataclasses
 import random
-import statistics
 
 import pytest
 
@@ -14,6 +12,7 @@ from radixserve.scheduler.policy import WaitingQueue
 from radixserve.scheduler.state import RequestState
 from radixserve.tree.prefix_cache import PrefixCache
 from tests.pure.helpers import request
+from tests.support.calls import calls_per_admission
 
 
 def make_state(number: int, priority: int) -> RequestState:
@@ -92,15 +91,4 @@ def test_three_thousand_priorities_cost_as_much_as_one(policy: str) -> None:
     queue = WaitingQueue(SchedulerConfig(schedule_policy=policy), PrefixCache(1000))
     for number in range(3000):
         queue.add(make_state(number, -number))
-    counts = []
-    for number in range(3000, 3030):
-        profile = cProfile.Profile()
-        profile.enable()
-        queue.start_pass(())
-        head = queue.head()
-        assert head is not None
-        queue.admitted(head)
-        queue.add(make_state(number, -number))
-        profile.disable()
-        counts.append(sum(entry.callcount for entry in profile.getstats()))
-    assert statistics.median(counts) < 1500
+    assert calls_per_admission(queue, lambda number: queue.add(make_state(number, -number)), range(3000, 3030)) < 1500

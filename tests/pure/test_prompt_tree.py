@@ -1,8 +1,6 @@
 """What the waiting order is found by: smallest keys of subtrees, and long paths stepped over as one. Against walks node by node."""
 
-import cProfile
 import random
-import statistics
 
 import pytest
 
@@ -16,6 +14,7 @@ from radixserve.scheduler.policy import WaitingQueue
 from radixserve.scheduler.state import RequestState
 from radixserve.tree.prefix_cache import PrefixCache
 from tests.pure.helpers import ints, request
+from tests.support.calls import calls_per_admission
 
 
 @pytest.mark.parametrize("max_marks", [4, 16, 64])
@@ -147,18 +146,7 @@ def test_what_a_deep_path_costs(policy: str) -> None:
 
     for number in range(2000):
         add(number)
-    counts = []
-    for number in range(2000, 2030):
-        profile = cProfile.Profile()
-        profile.enable()
-        queue.start_pass(())
-        head = queue.head()
-        assert head is not None
-        queue.admitted(head)
-        add(number)
-        profile.disable()
-        counts.append(sum(entry.callcount for entry in profile.getstats()))
-    assert statistics.median(counts) < 1500
+    assert calls_per_admission(queue, add, range(2000, 2030)) < 1500
 
 
 @pytest.mark.parametrize("policy", ["lpm", "fcfs", "cost", "dfs-weight"])

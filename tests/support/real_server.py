@@ -1,0 +1,29 @@
+"""`radixserve serve` as a user starts it, for as long as a test needs it."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@contextmanager
+def real_server(*flags: str) -> Iterator[str]:
+    """The address of a server with these flags, on a free port. It must end well when it is told to."""
+    command = [sys.executable, "-m", "radixserve", "serve", "--port", "0", *flags]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        ready = None
+        while ready is None and (line := process.stdout.readline()):
+            found = re.match(r"radixserve is ready on (\S+)", line)
+            ready = found[1] if found else None
+        assert ready is not None, f"the server ended with {process.wait()} before it was ready"
+        yield ready
+    finally:
+        process.terminate()
+        assert process.wait(20) == 0
+        process.stdout.close()

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from radixserve.attention.batch import ForwardBatch, padding_batch
-from radixserve.attention.decode_groups import GroupFinder, SharingCost
-from radixserve.attention.decode_tables import RowTables, SharedTables, decode_tables, extend_tables, shared_tables
+from radixserve.attention.decode_groups import GroupFinder, RowGroup, SharingCost
+from radixserve.attention.decode_tables import RowTables, decode_tables, extend_tables, shared_tables
 from radixserve.attention.flashinfer_package import load_flashinfer
 from radixserve.kv import KVPool
 
@@ -101,7 +101,7 @@ class FlashInferBackend:
 
     def prefers_eager(self, batch: ForwardBatch) -> bool:
         """Whether reading shared beginnings once saves this decode step more than a graph would."""
-        return self._find_shared(batch, has_graph=True) is not None
+        return self._find_groups(batch, has_graph=True) is not None
 
     def decode_graph(self, num_rows: int, indices: torch.Tensor) -> "GraphDecode":
         """Attention of decode steps of up to num_rows rows inside of one CUDA graph; `indices` [n] int32 takes the page ids."""
@@ -113,17 +113,18 @@ class FlashInferBackend:
         return sum(part.num_shared_rows for part in self._parts if isinstance(part, _Merged))
 
     def _plan_decode(self, batch: ForwardBatch) -> None:
-        shared = self._find_shared(batch, has_graph=False)
-        if shared is None:
+        groups = self._find_groups(batch, has_graph=False)
+        if groups is None:
             self._plan_rows(self._decode, decode_tables(batch), fixed_split_size=self._fixed_split_pages)
             self._parts.append(_Plain(self._decode, slice(0, batch.num_decode_rows)))
             return
+        shared = shared_tables(batch, groups)
         self._plan_rows(self._decode, shared.own, fixed_split_size=self._fixed_split_pages)
         self._plan_prefill(self._shared, shared.groups, is_causal=False)
         merge = self._flashinfer.merge_state_in_place
         self._parts.append(_Merged(self._decode, self._shared, merge, shared.order, batch.num_decode_rows, shared.num_rows))
 
-    def _find_shared(self, batch: ForwardBatch, has_graph: bool) -> SharedTables | None:
+    def _find_groups(self, batch: ForwardBatch, has_graph: bool) -> list[RowGroup] | None:
         if self._cost is None or batch.num_decode_rows < 2:
             return None
         pool = self._pool
@@ -136,7 +137,7 @@ class FlashInferBackend:
         groups = self._finder.find(indptr, indices, batch.num_decode_rows, max(1, alone // 8))
         if sum(group.num_saved_pages for group in groups) <= needed:
             return None
-        return shared_tables(batch, groups)
+        return groups
 
     def _plan_rows(self, wrapper: Any, tables: RowTables, **split: Any) -> None:
         wrapper.plan(

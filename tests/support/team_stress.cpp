@@ -1,9 +1,12 @@
 // Drives native/csrc/team.h: jobs of many tiny phases, each reading all of what the one before it wrote. Arguments: threads, jobs, phases of a
-// job, a seed. Exits 1 with a line on stderr when a piece ran twice, not at all, in the wrong phase, or saw old numbers, or when the
-// caller's helpers did not do their share.
+// job, a seed. Exits 1 with a line on stderr when a piece ran twice, not at all, in the wrong phase, or saw old numbers, when the
+// caller's helpers did not do their share, when what a piece threw did not arrive, or when a fork could not run, resize and drop its teams.
+#include <sys/wait.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <stdexcept>
 
 #include "team.h"
 
@@ -47,6 +50,66 @@ void expected(const std::vector<Phase>& phases, Chain& chain) {
         for (int64_t piece = 0; piece < phase.num_pieces; ++piece) chain.run(phase, 0, piece);
 }
 
+struct Throwing final : Work {
+    std::atomic<int> num_late{0};
+    void run(const Phase& phase, int, int64_t piece) override {
+        if (phase.layer > 3) ++num_late;
+        if (phase.layer == 3 && piece % 3 == 1) throw std::runtime_error("a piece");
+    }
+};
+
+bool arrives(Team& team) {
+    double seconds = 0;
+    std::vector<Phase> phases;
+    for (int i = 0; i < 8; ++i) phases.push_back({0, i, 7, &seconds});
+    for (int job = 0; job < 20; ++job) {
+        Throwing throwing;
+        try {
+            team.run(phases, throwing);
+            return false;
+        } catch (const std::runtime_error&) {
+        }
+        if (throwing.num_late) return false;
+    }
+    return true;
+}
+
+bool is_right_job(Team& team) {
+    double seconds = 0;
+    std::vector<Phase> phases;
+    for (int i = 0; i < 40; ++i) phases.push_back({0, i, 1 + i % MOST_PIECES, &seconds});
+    Chain got, wanted;
+    team.run(phases, got);
+    expected(phases, wanted);
+    for (int i = 0; i < MOST_PIECES; ++i)
+        if (got.runs[i] != wanted.runs[i] || got.values[0][i] != wanted.values[0][i]) return false;
+    return got.num_wrong == 0;
+}
+
+// the race detector has no threads after a fork
+bool works_in_a_fork(Team& team, int num_threads) {
+#if defined(__SANITIZE_THREAD__)
+    return true;
+#endif
+    auto *shrinks = new Team, *grows = new Team, *dropped = new Team;
+    for (Team* one : {shrinks, grows, dropped}) one->resize(num_threads), is_right_job(*one);
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // helpers are asleep on their condition variable
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(20);  // ends a child that hangs
+        delete dropped;
+        shrinks->resize(1), grows->resize(num_threads + 1);
+        const bool is_right = is_right_job(team) && is_right_job(*shrinks) && is_right_job(*grows);
+        delete shrinks, delete grows;
+        _exit(is_right ? 0 : 1);
+    }
+    int status = 1;
+    waitpid(child, &status, 0);
+    const bool is_right = is_right_job(*dropped);
+    delete shrinks, delete grows, delete dropped;
+    return status == 0 && is_right;
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -75,6 +138,8 @@ int main(int, char** arguments) {
     }
     if (num_threads > 1 && num_by_helpers < num_pieces / 20)
         return std::fprintf(stderr, "helpers did %d of %d pieces\n", int(num_by_helpers), int(num_pieces)), 1;
+    if (!arrives(team) || !is_right_job(team)) return std::fprintf(stderr, "what a piece threw did not arrive, or left something behind\n"), 1;
+    if (!works_in_a_fork(team, num_threads)) return std::fprintf(stderr, "a fork's teams hang or compute wrongly\n"), 1;
     Cuts cuts;
     for (int64_t count : {0, 1, 2, 7, 96, 4128}) {
         cuts.make(count, num_threads, 1 + count % 3);

@@ -9,6 +9,7 @@
 //   - What pieces wrote is seen by the next phase: each one's writes are released by its fetch_add on num_done_, the last fetch_add acquires
 //     them all (they are one release sequence), and it releases the word, which whoever takes a piece acquires (through other threads'
 //     compare-and-swaps, which belong to the same release sequence). The caller of run() acquires the word that ends the job.
+//   - A piece that throws counts as done, and those after it are not begun; the first exception is released and acquired as results are.
 //   - Sleep is not missed: a sleeper announces itself (num_asleep_), then looks at the word; whoever opens a phase writes the word, then
 //     looks for sleepers. Both are sequentially consistent, so at least one sees the other. The mutex closes the gap before the sleep.
 #pragma once
@@ -21,9 +22,11 @@
 #include <condition_variable>
 #include <csignal>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <mutex>
-#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -39,7 +42,7 @@ struct Phase {
 
 class Work {
 public:
-    // Pieces of a phase run at the same time, in any order. `worker`: below the team's size, of one thread at a time.
+    // Pieces of a phase run at the same time, in any order. `worker`: below the team's size, of one thread at a time. May throw.
     virtual void run(const Phase& phase, int worker, int64_t piece) = 0;
 
 protected:
@@ -68,47 +71,48 @@ private:
     std::vector<int64_t> ends_{0};
 };
 
-class Team {
+// The threads of a team and all that they share.
+class Crew {
     // A thread sleeps after so long without work. Longer than the tail of a phase; and short, since the one that is waited for may be
     // queued behind this one's core, where it goes on as soon as the core is free.
     static constexpr std::chrono::microseconds SPIN{20};
     static constexpr int PIECE_BITS = 24;
 
 public:
-    Team() = default;
-    Team(const Team&) = delete;
-    ~Team() { stop(); }
-
-    // Threads beside the caller of run(): size - 1, or fewer where the system gives no more. Not during run().
-    void resize(int size) {
-        if (size == size_) return;
-        stop();
-        size_ = size;
-        process_ = getpid();
+    // size - 1 threads, or fewer where the system gives no more
+    explicit Crew(int size) {
         // signals are for the threads that were there before
         sigset_t all, before;
         sigfillset(&all);
         pthread_sigmask(SIG_SETMASK, &all, &before);
         try {
             for (int id = 1; id < size; ++id) helpers_.emplace_back([this, id] { help(id); });
-        } catch (const std::system_error&) {
+        } catch (const std::exception&) {
         }
         pthread_sigmask(SIG_SETMASK, &before, nullptr);
     }
+    Crew(const Crew&) = delete;
+    ~Crew() {
+        {
+            std::lock_guard<std::mutex> guard(mutex_);
+            is_stopping_.store(true, std::memory_order_release);
+        }
+        helper_.notify_all();
+        for (std::thread& helper : helpers_) helper.join();
+    }
 
-    int size() const { return size_; }
-
-    // Returns when all phases are done, in order. One caller at a time.
     void run(const std::vector<Phase>& phases, Work& work) {
-        if (phases.empty()) return;
         last_ = now();
-        if (helpers_.empty() || getpid() != process_) return run_alone(phases, work);  // a fork has no helpers
+        if (helpers_.empty()) return run_alone(phases, work);
         phases_ = phases.data(), num_phases_ = phases.size(), phase_ = 0, work_ = &work;
         const uint64_t end = number_ + 1 + num_phases_;
         open(phases[0].num_pieces);
         for (uint64_t word; (word = word_.load(std::memory_order_acquire)) >> PIECE_BITS != end;) {
             if (!take(0)) wait(caller_, [=](uint64_t now) { return untaken(now) != 0 || now >> PIECE_BITS == end; });
         }
+        if (!has_failed_.load(std::memory_order_relaxed)) return;
+        has_failed_.store(false, std::memory_order_relaxed);
+        std::rethrow_exception(std::exchange(failure_, nullptr));
     }
 
 private:
@@ -142,13 +146,22 @@ private:
         } while (!word_.compare_exchange_weak(word, word - 1, std::memory_order_acquire, std::memory_order_acquire));
         const Phase& phase = phases_[phase_];
         const int64_t num_pieces = phase.num_pieces;
-        work_->run(phase, worker, num_pieces - untaken(word));
+        attempt(phase, worker, num_pieces - untaken(word));
         if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 != num_pieces) return true;
         lap(phase);
         num_done_.store(0, std::memory_order_relaxed);  // released with the word
         ++phase_;
         open(phase_ < num_phases_ ? phases_[phase_].num_pieces : 0);
         return true;
+    }
+
+    void attempt(const Phase& phase, int worker, int64_t piece) {
+        if (has_failed_.load(std::memory_order_relaxed)) return;
+        try {
+            work_->run(phase, worker, piece);
+        } catch (...) {
+            if (!has_failed_.exchange(true, std::memory_order_relaxed)) failure_ = std::current_exception();
+        }
     }
 
     // The next phase; without pieces, the end of the job. Whoever opens a phase goes on to take its pieces, so a single piece wakes nobody.
@@ -178,18 +191,6 @@ private:
         num_asleep_.fetch_sub(1, std::memory_order_relaxed);
     }
 
-    void stop() {
-        {
-            std::lock_guard<std::mutex> guard(mutex_);
-            is_stopping_.store(true, std::memory_order_release);
-        }
-        helper_.notify_all();
-        for (std::thread& helper : helpers_) getpid() == process_ ? helper.join() : helper.detach();
-        helpers_.clear();
-        is_stopping_.store(false, std::memory_order_relaxed);
-        size_ = 1;
-    }
-
     // apart from each other: one is polled while the other counts
     alignas(64) std::atomic<uint64_t> word_{0};
     alignas(64) std::atomic<int64_t> num_done_{0};
@@ -201,10 +202,45 @@ private:
     const Phase* phases_ = nullptr;
     size_t num_phases_ = 0, phase_ = 0;
     Work* work_ = nullptr;
+    std::atomic<bool> has_failed_{false};
+    std::exception_ptr failure_;
     uint64_t number_ = 0;
     double last_ = 0;
-    // the caller's own
-    std::vector<std::thread> helpers_;
+    std::vector<std::thread> helpers_;  // the caller's own
+};
+
+class Team {
+public:
+    Team() = default;
+    Team(const Team&) = delete;
+    ~Team() { part(); }
+
+    // Threads beside the caller of run(): size - 1, or fewer where the system gives no more. Not during run().
+    void resize(int size) {
+        if (size == size_) return;
+        part();
+        size_ = size;
+    }
+
+    int size() const { return size_; }
+
+    // Returns when all phases are done, in order, or throws the first thing that a piece threw. One caller at a time.
+    void run(const std::vector<Phase>& phases, Work& work) {
+        if (phases.empty()) return;
+        if (getpid() != process_) part();
+        if (crew_ == nullptr) crew_ = std::make_unique<Crew>(size_), process_ = getpid();
+        crew_->run(phases, work);
+    }
+
+private:
+    // A fork has the memory of its parent's crew and none of its threads. To end it would wait for them, be it only in the destructor of a
+    // condition variable: it is left where it is.
+    void part() {
+        if (getpid() != process_) static_cast<void>(crew_.release());
+        crew_.reset();
+    }
+
+    std::unique_ptr<Crew> crew_;
     int size_ = 1;
     pid_t process_ = 0;
 };

@@ -15,7 +15,7 @@ ARG TORCH_VARIANT=cpu
 ARG PIP_OPTIONS=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
-# for the CPU kernels, built here once for every kind of processor; the final image has no compiler
+# for the CPU kernels, built here once for every kind of x86-64 processor; the final image has no compiler
 RUN apt-get update && apt-get install -y --no-install-recommends g++ \
     && { command -v python >/dev/null || apt-get install -y --no-install-recommends python3-venv python-is-python3; } \
     && rm -rf /var/lib/apt/lists/*
@@ -30,15 +30,17 @@ RUN case "${TORCH_VARIANT}" in \
         *) echo "TORCH_VARIANT: expected cpu or cuda, got ${TORCH_VARIANT}" >&2; exit 1 ;; \
     esac \
     && /opt/venv/bin/pip install --no-cache-dir ${PIP_OPTIONS} -c constraints.txt ".${extras}" \
-    && if [ "${TORCH_VARIANT}" = cpu ]; then cd / && /opt/venv/bin/python -m radixserve.native --all-levels --into-package; fi
+    && if [ "${TORCH_VARIANT}" = cpu ] && [ "$(uname -m)" = x86_64 ]; then cd / && /opt/venv/bin/python -m radixserve.native --all-levels --into-package; fi
 
 FROM ${BASE_IMAGE}
 ARG TORCH_VARIANT=cpu
-# what FlashInfer and Triton compile with, beside nvcc; pip's ninja is in the environment
+# what FlashInfer and Triton compile with, beside nvcc; pip's ninja is in the environment. On Arm the CPU kernels are for one processor, and
+# built on first use.
 # the list is split into words on purpose
 # hadolint ignore=SC2086
 RUN packages=""; \
-    if [ "${TORCH_VARIANT}" = cuda ]; then packages="g++ python3-dev"; fi; \
+    if [ "${TORCH_VARIANT}" = cuda ]; then packages="g++ python3-dev"; \
+    elif [ "$(uname -m)" != x86_64 ]; then packages="g++"; fi; \
     command -v python >/dev/null || packages="${packages} python3-venv python-is-python3"; \
     if [ -n "${packages}" ]; then \
         apt-get update && apt-get install -y --no-install-recommends ${packages} && rm -rf /var/lib/apt/lists/*; \

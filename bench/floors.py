@@ -1,7 +1,8 @@
 """python -m bench.floors --bandwidth 28.5 --rate 415: the least time that loads A to F can take on a machine of these limits.
 
 Counted: the products and the attention of each prompt token that no earlier prompt had, at `rate`; for each decode step the weights once,
-every running row's own KV, and a shared prefix once, at `bandwidth`. Nothing else, and nothing overlapped. bench.kernels measures both.
+every running row's own KV, and a shared prefix once, at `bandwidth`. Nothing else, and nothing overlapped. The first line of bench.kernels
+shows both; `rate` is its GFLOP/s, the processor's own, and not what F.linear reaches.
 """
 
 import argparse
@@ -79,7 +80,7 @@ class Floor:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.floors", description="The least time of loads A to F.")
     parser.add_argument("--bandwidth", type=float, required=True, help="of memory, GB/s")
-    parser.add_argument("--rate", type=float, required=True, help="of products, GFLOP/s")
+    parser.add_argument("--rate", type=float, required=True, help="of products whose operands are in registers, GFLOP/s")
     parser.add_argument("--model-dir", type=Path, help="with config.json (default: the default model)")
     args = parser.parse_args()
     floor = Floor.of(find_model_dir(args.model_dir), args.bandwidth * 1e9, args.rate * 1e9)

@@ -1,15 +1,18 @@
 """Attention kernels alone: milliseconds of one layer beside what its bytes and its arithmetic cost at this machine's measured limits.
 
 python -m bench.kernels [--repeats 7] [--only decode] [--cpu-time]: the C++ kernel, the same without shared reads, and plain torch, in turn.
+The arithmetic limit is what multiply-adds take whose operands are in registers (native/csrc/peak.cpp); F.linear's rate stands beside it.
 --cpu-time counts the processor time of one thread, for machines that are busy with other work.
 Every repeat goes through many layers' K and V, so that they come from memory, as they do in a real step.
 """
 
 import argparse
+import ctypes
 import statistics
 import time
 from array import array
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +24,7 @@ from radixserve.attention.cpu_backend import CpuBackend
 from radixserve.attention.torch_backend import TorchBackend
 from radixserve.core import PageWrite, ScheduledBatch, ScheduledRow
 from radixserve.kv import KVPool, PageTable
+from radixserve.native import check, load_library
 from radixserve.runner.batch_builder import build_forward_batch
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, DTYPE = 9, 3, 64, torch.bfloat16  # SmolLM2-135M
@@ -28,6 +32,7 @@ Clock = Callable[[], float]
 TOKEN_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * DTYPE.itemsize
 WANTED_BYTES = 192 << 20  # of K and V over all layers, several times the last cache
 MAX_LAYERS = 64
+PEAK_ROUNDS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +107,23 @@ def read_rate(clock: Clock) -> float:
     return numbers.nbytes / best_of(numbers.sum, clock)
 
 
-def product_rate(clock: Clock) -> float:
-    """Multiply-adds a second, two each, of a large product in DTYPE."""
+def product_rate(clock: Clock, num_threads: int) -> float:
+    """Multiply-adds a second, two each, in DTYPE and all threads together, with nothing to wait for."""
+    library, flops = load_library(), ctypes.c_double()
+
+    def multiply(_: int = 0) -> None:
+        check(library, library.radixserve_peak(PEAK_ROUNDS, ctypes.byref(flops)), "the products of a limit")
+
+    if num_threads == 1:
+        seconds = best_of(multiply, clock)
+    else:
+        with ThreadPoolExecutor(num_threads) as pool:
+            seconds = best_of(lambda: list(pool.map(multiply, range(num_threads))), clock)
+    return num_threads * flops.value / seconds
+
+
+def linear_rate(clock: Clock) -> float:
+    """The same of a large F.linear: what another library reaches."""
     a, b = torch.randn(2048, 2048).to(DTYPE), torch.randn(2048, 2048).to(DTYPE)
     return 2 * 2048.0**3 / best_of(lambda: F.linear(a, b), clock)
 
@@ -126,7 +146,7 @@ def measure(load: Load, repeats: int, clock: Clock) -> str:
     times: list[list[float]] = [[] for _ in backends]
     limits = []
     for repeat in range(repeats + 1):
-        limits.append((load.num_bytes / read_rate(clock), load.flops / product_rate(clock)))
+        limits.append((load.num_bytes / read_rate(clock), load.flops / product_rate(clock, torch.get_num_threads())))
         for place, backend in enumerate(backends):
             # plain torch is slow: a few layers will do
             num_layers = pool.num_layers if backend.name == "cpu" else min(pool.num_layers, 8)
@@ -154,7 +174,8 @@ def main() -> None:
     clock = time.thread_time if options.cpu_time else time.perf_counter
     torch.set_num_threads(options.threads)
     print(describe_hardware())
-    rates = f"{read_rate(clock) / 1e9:.1f} GB/s, {product_rate(clock) / 1e9:.0f} GFLOP/s in {DTYPE}"
+    products, linear = product_rate(clock, options.threads) / 1e9, linear_rate(clock) / 1e9
+    rates = f"{read_rate(clock) / 1e9:.1f} GB/s, {products:.0f} GFLOP/s in {DTYPE} (F.linear: {linear:.0f})"
     print(f"{options.threads} threads, {rates}; {'processor' if options.cpu_time else 'wall'} ms of one layer")
     print("| load | bytes | arithmetic | kernel | over the larger | torch | torch / kernel | not shared, shared / not |")
     print("|---|---|---|---|---|---|---|---|")

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "tree": BASE,
     "scheduler": BASE | {"tree"},
     "kv": BASE,
-    "native": set(),
+    "native": {"errors"},
     "attention": BASE | {"kv", "native"},
     "models": BASE | {"kv", "native", "attention"},
     "runner": BASE | {"kv", "native", "attention", "models"},

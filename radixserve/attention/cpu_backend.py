@@ -3,6 +3,9 @@
 A query's bits depend on its own tokens alone: not on other rows, threads, groups, chunks, or where a cached part ended.
 Groups are found in the step's own page ids (native/csrc/attention_plan.cpp): comparing them costs microseconds, and they are the truth
 about what is shared, whoever put it there.
+
+What is said about bits is for finite numbers. A key that is NaN makes every query that sees it NaN. A value that is NaN or infinite reaches
+also the queries beside it that may not see it, as long as it lies in a block that one of them may: its weight is 0, and 0 times it is NaN.
 """
 
 import ctypes
@@ -12,9 +15,10 @@ import torch
 
 from radixserve.attention.batch import ForwardBatch
 from radixserve.kv import KVPool
-from radixserve.native import load_library
+from radixserve.native import check, load_library
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+MAX_GROUP_SIZE = 1024  # query heads of one KV head (native/csrc/attention_plan.h)
 
 
 class _Layer(ctypes.Structure):
@@ -48,6 +52,9 @@ class CpuBackend:
         assert num_heads in range(pool.num_kv_heads, num_heads + 1, pool.num_kv_heads), (
             f"CpuBackend: expected num_heads to be a multiple of num_kv_heads = {pool.num_kv_heads}, got {num_heads}"
         )
+        assert num_heads // pool.num_kv_heads <= MAX_GROUP_SIZE, (
+            f"CpuBackend: expected at most {MAX_GROUP_SIZE} heads to a KV head, got {num_heads // pool.num_kv_heads}"
+        )
         assert pool.device.type == "cpu" and pool.dtype in DTYPES, (
             f"CpuBackend: expected a pool of {list(DTYPES)} on the CPU, got {pool.dtype} on {pool.device}"
         )
@@ -76,8 +83,7 @@ class CpuBackend:
         status = self._library.radixserve_attention_plan(
             self.handle, batch.num_rows, torch.get_num_threads(), *(table.data_ptr() for table in tables)
         )
-        if status:
-            raise MemoryError("CpuBackend: no memory for the plan of a step")
+        check(self._library, status, "the plan of a step's attention")
 
     def serves(self, shape: tuple[int, int, int, int], dtype: torch.dtype) -> bool:
         """Whether it was made for a model of (num_layers, num_heads, num_kv_heads, head_dim)."""
@@ -115,6 +121,6 @@ class CpuBackend:
             *k.stride()[:2],
             *v.stride()[:2],
         )
-        if self._library.radixserve_attention_run(self.handle, ctypes.addressof(arguments), num_tokens):
-            raise MemoryError("CpuBackend: no memory for the kernel's scratch")
+        status = self._library.radixserve_attention_run(self.handle, ctypes.addressof(arguments), num_tokens)
+        check(self._library, status, f"the attention of {num_tokens} tokens")
         return out

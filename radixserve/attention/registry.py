@@ -79,12 +79,13 @@ def make_attention_backend(name: str, pool: KVPool, num_heads: int, options: Opt
         raise ConfigError(f"--attention-backend: expected one of {', '.join(NAMES)}, got {name!r}")
     if name != "auto":
         return _MAKERS[name](pool, num_heads, options or {})
-    reasons: list[str] = []
+    reasons: list[str] = []  # but for a library that cannot be built: native/library.py has said so
     for candidate in _ORDER.get(pool.device.type, ("torch",)):
         try:
             backend = _MAKERS[candidate](pool, num_heads, options or {})
         except ConfigError as error:
-            reasons.append(error.message)
+            if not isinstance(error.__cause__, KernelBuildError):
+                reasons.append(error.message)
             continue
         if reasons:
             plain = "plain torch" if candidate == "torch" else candidate

@@ -19,6 +19,7 @@ from radixserve.engine.info import EngineInfo
 from radixserve.engine.memory import has_native_bfloat16
 from radixserve.engine.pipeline import Overlapped
 from radixserve.engine.pool import affordable_pages, allocate
+from radixserve.engine.threads import cpu_quota, limit_threads
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool
 from radixserve.models.config import ModelConfig, load_model_config
@@ -110,9 +111,7 @@ def load_rank(
     config: EngineConfig, model: ModelConfig, path: Path, device: torch.device, group: RankGroup | None
 ) -> Decoder | PackedDecoder:
     """The decoder of one rank, or of the only one: then `group` is None."""
-    if group is not None:
-        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(min(torch.get_num_threads(), max(1, num_cores // group.size)))
+    limit_threads(group.size if group else 1, quota=cpu_quota())
     return load_decoder(
         model,
         path,

@@ -6,7 +6,6 @@ gathered from the packed head. Quantized weights are packed as integers with a s
 """
 
 import ctypes
-import logging
 import weakref
 
 import torch
@@ -17,9 +16,7 @@ from radixserve.attention.cpu_backend import CpuBackend
 from radixserve.models.config import ModelConfig
 from radixserve.models.decoder import DecoderWeights, LayerWeights
 from radixserve.models.layers import RotaryTable
-from radixserve.native import KernelBuildError, load_library
-
-logger = logging.getLogger(__name__)
+from radixserve.native import KernelBuildError, check, load_library
 
 _DTYPE_BITS = {torch.float32: 1, torch.bfloat16: 2}
 _PANEL = 32  # columns of a panel, and two halves of 16 where two matrices are interleaved (native/csrc/packed_linear.h)
@@ -37,8 +34,7 @@ def can_compute(dtype: torch.dtype) -> bool:
         return False
     try:
         return bool(load_library().radixserve_decoder_dtypes() & _DTYPE_BITS[dtype])
-    except KernelBuildError as error:
-        logger.warning("matrix products run on plain torch, about half as fast as the native ones: %s", error)
+    except KernelBuildError:
         return False
 
 
@@ -75,7 +71,9 @@ class PackedDecoder:
             weights.final_norm.data_ptr(),
             (ctypes.c_void_p * 2)(*head),
         )
-        assert self._native, f"PackedDecoder: no native decoder for {self.dtype}; ask can_pack first"
+        if not self._native:
+            assert can_compute(self.dtype), f"PackedDecoder: no native decoder for {self.dtype}; ask can_pack first"
+            raise MemoryError("no memory for the native decoder")
         weakref.finalize(self, library.radixserve_decoder_delete, self._native)
         while layers:
             self._add_layer(layers.pop(0))
@@ -91,11 +89,9 @@ class PackedDecoder:
         out = torch.empty(batch.num_tokens, self.config.hidden_size, dtype=self.dtype)
         if self.attends_natively(attention):
             assert isinstance(attention, CpuBackend) and attention.has_planned(batch), "PackedDecoder: expected the planned batch"
-            has_memory = self._forward_at_once(ids, positions, batch.out_slots.contiguous(), attention, out)
+            self._forward_at_once(ids, positions, batch.out_slots.contiguous(), attention, out)
         else:
-            has_memory = self._forward_by_layer(ids, positions, attention, out)
-        if not has_memory:
-            raise MemoryError(f"PackedDecoder: no memory for the activations of {batch.num_tokens} tokens")
+            self._forward_by_layer(ids, positions, attention, out)
         return out
 
     def attends_natively(self, attention: AttentionBackend) -> bool:
@@ -106,7 +102,7 @@ class PackedDecoder:
 
     def _forward_at_once(
         self, ids: torch.Tensor, positions: torch.Tensor, out_slots: torch.Tensor, attention: CpuBackend, out: torch.Tensor
-    ) -> bool:
+    ) -> None:
         status = self._library.radixserve_decoder_forward(
             self._native,
             ids.shape[0],
@@ -117,26 +113,29 @@ class PackedDecoder:
             out_slots.data_ptr(),
             out.data_ptr(),
         )
-        return bool(status == 0)
+        check(self._library, status, f"the activations of {ids.shape[0]} tokens")
 
-    def _forward_by_layer(self, ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend, out: torch.Tensor) -> bool:
-        config, advance, n = self.config, self._library.radixserve_decoder_advance, ids.shape[0]
+    def _forward_by_layer(self, ids: torch.Tensor, positions: torch.Tensor, attention: AttentionBackend, out: torch.Tensor) -> None:
+        config, library, n = self.config, self._library, ids.shape[0]
+        doing = f"the activations of {n} tokens"
         num_heads, num_rotated = config.num_heads, config.num_heads + config.num_kv_heads
         heads = self._heads_of(n)
         q, k, v = heads[:, :num_heads], heads[:, num_heads:num_rotated], heads[:, num_rotated:]
         heads_at, positions_at, out_at = heads.data_ptr(), positions.data_ptr(), out.data_ptr()
-        if self._library.radixserve_decoder_begin(self._native, n, ids.data_ptr(), positions_at, heads_at):
-            return False
+        status = library.radixserve_decoder_begin(self._native, n, torch.get_num_threads(), ids.data_ptr(), positions_at, heads_at)
+        check(library, status, doing)
         for layer in range(config.num_layers):
             attended = attention.run(layer, q, k, v).contiguous()
-            advance(self._native, layer, n, attended.data_ptr(), positions_at, heads_at, out_at)
-        return True
+            status = library.radixserve_decoder_advance(self._native, layer, n, attended.data_ptr(), positions_at, heads_at, out_at)
+            check(library, status, doing)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [n, hidden_size] -> [n, vocab_size] float32, never rounded to the model's type."""
         hidden = hidden.contiguous()
         logits = torch.empty(hidden.shape[0], self.config.vocab_size, dtype=torch.float32)
-        self._library.radixserve_decoder_logits(self._native, hidden.shape[0], hidden.data_ptr(), logits.data_ptr())
+        n, threads = hidden.shape[0], torch.get_num_threads()
+        status = self._library.radixserve_decoder_logits(self._native, n, threads, hidden.data_ptr(), logits.data_ptr())
+        check(self._library, status, f"the logits of {n} rows")
         return logits
 
     def seconds(self) -> tuple[float, float, float, float]:
@@ -164,7 +163,7 @@ class PackedDecoder:
             *self._pack(layer.gate_up, is_interleaved=True),
             *self._pack(layer.down),
         )
-        self._library.radixserve_decoder_add_layer(self._native, parts)
+        check(self._library, self._library.radixserve_decoder_add_layer(self._native, parts), "a layer of the native decoder")
 
     def _keep(self, tensor: torch.Tensor | None) -> int | None:
         if tensor is None:

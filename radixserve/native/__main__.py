@@ -1,21 +1,22 @@
 """python -m radixserve.native: build the kernels ahead of time, for this machine or for every level of its architecture."""
 
 import argparse
+from collections.abc import Sequence
 
-from radixserve.native.build import PREBUILT_DIR, KernelBuildError, build, cache_dir
-from radixserve.native.levels import known_levels, level_of_this_machine
+from radixserve.errors import ConfigError
+from radixserve.native import build, levels
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m radixserve.native", description=__doc__)
     parser.add_argument("--all-levels", action="store_true", help="for every processor of this architecture, not only this one")
     parser.add_argument("--into-package", action="store_true", help="beside the package's code instead of into the user's cache")
-    options = parser.parse_args()
-    directory = PREBUILT_DIR if options.into_package else cache_dir()
+    options = parser.parse_args(arguments)
+    directory = build.PREBUILT_DIR if options.into_package else build.cache_dir()
     try:
-        for level in known_levels() if options.all_levels else (level_of_this_machine(),):
-            print(build(level, directory))
-    except KernelBuildError as error:
+        for level in levels.known_levels() if options.all_levels else (levels.level_of_this_machine(),):
+            print(build.build(level, directory))
+    except (ConfigError, build.KernelBuildError) as error:
         print(f"error: {error}")
         return 1
     return 0

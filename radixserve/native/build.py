@@ -1,13 +1,16 @@
 """From csrc/*.cpp to one shared library: which compiler, which flags, where it is kept. It does not load what it builds.
 
-A library is named by a hash of the sources, the flags and torch's version: another source is another file, and nothing is ever stale.
+A library is named by a hash of the sources, the flags and torch's version: another source is another file, and nothing is ever stale. Where
+the compiler takes its flags from the processor, that is part of the name too.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,15 +18,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 
-from radixserve.native.levels import Level
+from radixserve.native.levels import Level, processor_identity
 
 SOURCE_DIR = Path(__file__).parent / "csrc"
 PREBUILT_DIR = Path(__file__).parent / "prebuilt"  # filled by `python -m radixserve.native --into-package`, e.g. in a container image
 _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wno-psabi")
 _TIMEOUT_S = 600
+_STAGING = ".build-"
+_UNUSED_S = 30 * 86_400  # a library that no process has loaded for so long is removed by the next build
 
 
 class KernelBuildError(Exception):
@@ -36,6 +40,8 @@ def library_name(level: Level) -> str:
         if path.suffix in (".cpp", ".h"):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     digest.update(repr((_FLAGS, level.compiler_flags)).encode())
+    if level.is_for_one_processor:
+        digest.update(processor_identity().encode())
     return f"radixserve-{level.name}-torch{importlib.metadata.version('torch')}-{digest.hexdigest()[:16]}.so"
 
 
@@ -50,18 +56,24 @@ def find_or_build(level: Level) -> Path:
     name = library_name(level)
     for directory in (PREBUILT_DIR, cache_dir()):
         if (directory / name).is_file():
+            _mark_used(directory / name)
             return directory / name
     return build(level, cache_dir())
 
 
 def build(level: Level, directory: Path) -> Path:
     """Compile into `directory` unless it is there: once, however many processes want it, and whole or not at all."""
+    if directory == PREBUILT_DIR and level.is_for_one_processor:
+        raise KernelBuildError(
+            "--into-package: expected x86-64, where a build is for a level; here it is for one processor and belongs in the user's cache"
+        )
     target = directory / library_name(level)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with _exclusive(directory / ".lock"):
             if not target.is_file():
-                with tempfile.TemporaryDirectory(prefix=".build-", dir=directory) as staging:
+                _tidy(directory)
+                with tempfile.TemporaryDirectory(prefix=_STAGING, dir=directory) as staging:
                     made = _compile(level, Path(staging))
                     made.replace(target)
     except OSError as error:
@@ -72,31 +84,51 @@ def build(level: Level, directory: Path) -> Path:
 def _compile(level: Level, staging: Path) -> Path:
     compiler = _compiler()
     started = time.monotonic()
-    print(f"building the CPU kernels ({level.name}) with {compiler}, once", file=sys.stderr, flush=True)
+    print(f"building the CPU kernels ({level.name}) with {shlex.join(compiler)}, once", file=sys.stderr, flush=True)
     include, link = _torch_flags() if level.needs_torch_headers else ((), ())
     sources = sorted(SOURCE_DIR.glob("*.cpp"))
     flags = (*_FLAGS, *level.compiler_flags, *include)
 
     def compile_one(source: Path) -> Path:
         made = staging / f"{source.stem}.o"
-        _run([compiler, *flags, "-c", str(source), "-o", str(made)])
+        _run([*compiler, *flags, "-c", str(source), "-o", str(made)])
         return made
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         objects = list(pool.map(compile_one, sources))
     library = staging / "library.so"
-    _run([compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(library), *link])
+    _run([*compiler, "-shared", "-fopenmp", *map(str, objects), "-o", str(library), *link])
     print(f"built in {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)
     return library
 
 
-def _compiler() -> str:
-    """$CXX, or the first of the usual names. Nothing else of the environment reaches the command line."""
-    wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else ("g++", "c++", "clang++"):
-        if shutil.which(name):
-            return name
-    tried = wanted or "g++, c++ or clang++"
+def _mark_used(library: Path) -> None:
+    with contextlib.suppress(OSError):  # another user's, or a read-only image
+        os.utime(library)
+
+
+def _tidy(directory: Path) -> None:
+    """Remove what builds that were killed have left, and libraries that nobody loads any more. The caller holds the lock."""
+    for path in directory.glob(f"{_STAGING}*"):
+        shutil.rmtree(path, ignore_errors=True)
+    if directory == PREBUILT_DIR:
+        return
+    for path in directory.glob("radixserve-*.so"):
+        if time.time() - path.stat().st_mtime > _UNUSED_S:
+            path.unlink(missing_ok=True)
+
+
+def _compiler() -> tuple[str, ...]:
+    """The words of $CXX, or the first of the usual names. Nothing else of the environment reaches the command line."""
+    wanted = os.environ.get("CXX", "")
+    try:
+        words = tuple(shlex.split(wanted))
+    except ValueError as error:
+        raise KernelBuildError(f"CXX: expected a command, got {wanted!r} ({error})") from error
+    for command in (words,) if words else (("g++",), ("c++",), ("clang++",)):
+        if shutil.which(command[0]):
+            return command
+    tried = words[0] if words else "g++, c++ or clang++"
     raise KernelBuildError(f"no C++ compiler ({tried}) was found; install one (Debian: apt-get install g++)")
 
 
@@ -118,9 +150,13 @@ def _run(command: Sequence[str]) -> None:
         raise KernelBuildError(f"{command[0]} did not end within {_TIMEOUT_S} s") from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def _exclusive(lock_path: Path) -> Iterator[None]:
     """The kernel drops the lock of a process that dies. The file itself stays: removing it would race."""
     with open(lock_path, "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another process that builds the CPU kernels", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield

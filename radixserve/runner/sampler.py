@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from radixserve.native import loaded_library
+from radixserve.native import check, loaded_library
 
 _LOG = logging.getLogger(__name__)
 _NO_TOP_K = np.iinfo(np.int64).max
@@ -102,8 +102,10 @@ def _draw_natively(
     temperature = np.maximum(rows.temperature[which], _TINY).astype(np.float32)
     top_p, min_p, uniform = rows.top_p[which], rows.min_p[which].astype(np.float32), rows.uniform[which]
     settings = [of_rows.ctypes.data for of_rows in (temperature, top_k, top_p, min_p, uniform)]
-    if library.radixserve_sample(n, which.ctypes.data, logits.data_ptr(), logits.stride(0), vocab_size, *settings, token_ids.data_ptr()):
-        raise MemoryError("sample: no memory for a row's weights")
+    status = library.radixserve_sample(
+        n, which.ctypes.data, logits.data_ptr(), logits.stride(0), vocab_size, *settings, token_ids.data_ptr()
+    )
+    check(library, status, "the weights of a row that is sampled")
     is_empty = token_ids < 0
     if bool(is_empty.any()):
         warn_of_empty(int(is_empty.sum()), n)

@@ -218,7 +218,30 @@ def test_a_group_larger_than_a_tile() -> None:
         torch.testing.assert_close(shared.double(), world.dense(*row), atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_key_that_is_nan_reaches_all_that_see_it_and_nobody_else(dtype: torch.dtype) -> None:
+    """Values are whole, so that nothing but the key's own score can tell; also where it is the only key of its block."""
+    world = World(1000, 1, (6, 2), 64, dtype)
+    sequence = world.sequence(600)
+    (clean,) = world.step([(sequence, 0, 600)])
+    # with bits in its payload that arithmetic on exponents must not read as numbers
+    nan = torch.tensor([0x7FC001FF], dtype=torch.int32).view(torch.float32).to(dtype)
+    for place in (0, 200, 256, 599):
+        kept = sequence.k[place].clone()
+        sequence.k[place, 0, 3] = nan
+        rows = [(sequence, 0, 600)] + [(sequence, end - 1, end) for end in {place + 1, 600}]
+        for row in rows:
+            (got,) = world.step([row])
+            expected = clean[row[1] : row[2]].clone()
+            expected[max(0, place - row[1]) :, :3] = math.nan
+            torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+        sequence.k[place] = kept
+        world.put(sequence, 0, 600)
+
+
 def test_what_is_no_pool_for_it_is_refused() -> None:
+    with pytest.raises(AssertionError, match="at most 1024 heads to a KV head, got 1025"):
+        CpuBackend(KVPool(1, 1, 1, 1, 4, torch.float32), 1025)
     with pytest.raises(AssertionError, match="multiple of num_kv_heads = 2, got 3"):
         CpuBackend(KVPool(1, 1, 1, 2, 4, torch.float32), 3)
     with pytest.raises(AssertionError, match=r"got torch\.float16 on cpu"):

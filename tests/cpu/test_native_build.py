@@ -1,21 +1,28 @@
 """Building the kernels: once for many processes, whole or not at all, and what is served where it cannot be done."""
 
+import fcntl
 import itertools
 import logging
 import os
+import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from radixserve.attention import make_attention_backend
+from radixserve.engine.llm import LLM
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool
 from radixserve.native import build, levels, library
+from radixserve.native.__main__ import main
 
+Tiny = Callable[[str, bool], Path]
 PROGRAM = """
 import sys, torch
 from radixserve.native import load_library
@@ -27,9 +34,9 @@ assert "torch.utils.cpp_extension" not in sys.modules
 @pytest.fixture
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    library.load_library.cache_clear()
+    library.forget_library()
     yield tmp_path / "radixserve" / "native"
-    library.load_library.cache_clear()
+    library.forget_library()
 
 
 def made(directory: Path) -> list[str]:
@@ -58,11 +65,84 @@ def test_without_a_compiler_torch_serves_and_one_warning_says_why(
     monkeypatch.setenv("CXX", compiler)
     with caplog.at_level(logging.WARNING):
         assert make_attention_backend("auto", small_pool(), 2).name == "torch"
-    assert len(caplog.records) == 1
-    assert caplog.records[0].getMessage().startswith("attention runs on plain torch")
+    assert [record.getMessage()[:28] for record in caplog.records] == ["no CPU kernels, so plain tor"]
     with pytest.raises(ConfigError, match=f"--attention-backend cpu: {reason}.*or use --attention-backend torch"):
         make_attention_backend("cpu", small_pool(), 2)
     assert made(empty_cache) == []
+
+
+def test_a_whole_engine_without_a_compiler_tries_once_and_warns_once(
+    empty_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    tiny_model: Tiny,
+) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with caplog.at_level(logging.WARNING):
+        llm = LLM(str(tiny_model("llama", True)), device="cpu", max_total_tokens=64)
+        assert len(llm.generate([[5, 6, 7]], {"max_tokens": 2, "temperature": 0.8})) == 1  # the sampler asks for the library as well
+    assert [record.getMessage()[:14] for record in caplog.records] == ["no CPU kernels"]
+    assert capfd.readouterr().err.count("building the CPU kernels") == 1
+
+
+def test_a_compiler_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "env 'g++'")
+    assert build._compiler() == ("env", "g++")
+    monkeypatch.setenv("CXX", "'g++")
+    with pytest.raises(build.KernelBuildError, match=r"CXX: expected a command, got .'g[+][+]."):
+        build._compiler()
+
+
+def test_ahead_of_time_into_the_package_and_then_no_compiler(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    least = levels.known_levels()[-1:]  # of all levels the one that is compiled in the least time, and runs everywhere
+    monkeypatch.setattr(levels, "known_levels", lambda: least)
+    monkeypatch.setattr(build, "PREBUILT_DIR", tmp_path / "prebuilt")
+    if least[0].is_for_one_processor:
+        pytest.skip("no levels on this architecture")
+    assert main(["--all-levels", "--into-package"]) == 0
+    assert capsys.readouterr().out.split() == [str(tmp_path / "prebuilt" / build.library_name(least[0]))]
+    monkeypatch.setenv("CXX", "false")
+    assert Path(library.load_library()._name) == tmp_path / "prebuilt" / build.library_name(least[0])
+    assert not empty_cache.exists()
+
+
+def fake_compile(level: levels.Level, staging: Path) -> Path:
+    (staging / "library.so").write_bytes(b"\x7fELF")
+    return staging / "library.so"
+
+
+def test_a_build_removes_what_killed_ones_left_and_what_nobody_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(build, "_compile", fake_compile)
+    directory, level = build.cache_dir(), levels.level_of_this_machine()
+    (directory / ".build-left").mkdir(parents=True)
+    (directory / ".build-left" / "half.o").write_bytes(b"half")
+    month_ago = time.time() - 31 * 86_400
+    for name, used in (("radixserve-old.so", month_ago), ("radixserve-new.so", time.time())):
+        (directory / name).write_bytes(b"")
+        os.utime(directory / name, (used, used))
+    target = build.find_or_build(level)
+    assert sorted(made(directory)) == sorted(["radixserve-new.so", target.name])
+    os.utime(target, (month_ago, month_ago))
+    assert build.find_or_build(level) == target and time.time() - target.stat().st_mtime < 3600  # to load is to use
+
+
+def test_who_waits_for_another_build_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(build, "_compile", fake_compile)
+    said, deadline = "", time.monotonic() + 20
+    with open(tmp_path / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        waiting = threading.Thread(target=build.build, args=(levels.level_of_this_machine(), tmp_path))
+        waiting.start()
+        while "waiting for another process" not in said and time.monotonic() < deadline:
+            time.sleep(0.01)
+            said += capfd.readouterr().err
+        assert made(tmp_path) == []
+    waiting.join(20)
+    assert "waiting for another process" in said and len(made(tmp_path)) == 1
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -86,6 +166,44 @@ def test_levels_of_x86_each_need_what_the_next_one_needs_and_more() -> None:
         levels.level_named("sse9")
 
 
+@pytest.fixture
+def cpuinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of another processor."""
+    monkeypatch.setattr(levels, "CPUINFO", tmp_path / "cpuinfo")
+    return tmp_path / "cpuinfo"
+
+
+def test_a_level_that_the_processor_cannot_run_is_refused(cpuinfo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    for best, runnable in (("avx2", "avx2, x86_64"), ("avx512_bf16", "amx, avx512_bf16, avx512, avx2, x86_64")):
+        cpuinfo.write_text("flags : fpu " + " ".join(levels.level_named(best).needs))
+        monkeypatch.delenv("RADIXSERVE_CPU_LEVEL", raising=False)
+        assert levels.level_of_this_machine().name == best
+        for name in runnable.split(", "):
+            monkeypatch.setenv("RADIXSERVE_CPU_LEVEL", name)
+            assert levels.level_of_this_machine().name == name
+        for wrong in {"avx512", "amx", "sse9"} - set(runnable.split(", ")):
+            monkeypatch.setenv("RADIXSERVE_CPU_LEVEL", wrong)
+            with pytest.raises(ConfigError, match=f"RADIXSERVE_CPU_LEVEL: expected one of {runnable} on this processor, got '{wrong}'"):
+                levels.level_of_this_machine()
+
+
+def test_a_build_on_arm_is_for_one_processor(
+    cpuinfo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(build, "PREBUILT_DIR", tmp_path / "prebuilt")
+    names = []
+    for part, features in (("0xd40", "fp asimd sve i8mm bf16"), ("0xd0c", "fp asimd"), ("0xd0c", "fp asimd")):
+        bogomips = len(names)  # changes from start to start
+        cpuinfo.write_text(f"processor\t: 0\nBogoMIPS\t: {bogomips}\nFeatures\t: {features}\nCPU implementer\t: 0x41\nCPU part\t: {part}\n")
+        names.append(build.library_name(levels.level_of_this_machine()))
+    assert names[0] != names[1] == names[2]
+    assert main(["--into-package"]) == 1
+    assert "--into-package: expected x86-64" in capsys.readouterr().out
+    assert not (tmp_path / "prebuilt").exists()
+
+
 def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     level = levels.level_of_this_machine()
     before = build.library_name(level)
@@ -97,27 +215,24 @@ def test_another_source_is_another_library(monkeypatch: pytest.MonkeyPatch, tmp_
     assert build.library_name(level) != before
 
 
+def can_run(name: str) -> bool:
+    return levels.level_named(name).compiled_for <= set(levels.CPUINFO.read_text().split())
+
+
 # this machine's own level runs in every other test
 @pytest.mark.parametrize("name", [level.name for level in levels.known_levels()])
 def test_every_level_that_this_machine_can_run_is_right(name: str) -> None:
-    """The kernel's own tests, some of them, on builds for lesser processors, and on torch's tile products where they run without AMX."""
-    words = set(Path("/proc/cpuinfo").read_text().split())
-    needs = levels.level_named(name).needs - {"amx_tile", "amx_bf16"}  # torch finds out by itself what there is
-    if not needs <= words or name == levels.level_of_this_machine().name:
+    """Some tests of attention and decoder, on builds for lesser processors, and on torch's tile products where they run without AMX."""
+    if not can_run(name) or name == levels.level_of_this_machine().name:
         pytest.skip("another processor's, or tested already")
-    chosen = "test_bits_do_not_depend_on_the_batch or page_size_that or (test_any_head and heads1)"
+    here, options = Path(__file__).parent, ["-q", "-p", "no:cacheprovider", "-k"]
+    chosen = (
+        "test_bits_do_not_depend_on_the_batch or page_size_that or (test_any_head and heads1) or test_a_key_that_is_nan"
+        " or test_a_row_has_the_same_bits or test_nan_stays or (test_same_bits_as_layer and Llama)"
+    )
+    files = [str(here / name) for name in ("test_cpu_backend.py", "test_packed_decoder.py", "test_one_native_call.py")]
     run = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            str(Path(__file__).with_name("test_cpu_backend.py")),
-            "-k",
-            chosen,
-        ],
+        [sys.executable, "-m", "pytest", *options, chosen, *files],
         env={**os.environ, "RADIXSERVE_CPU_LEVEL": name},
         cwd=Path(__file__).parents[2],
         capture_output=True,
@@ -125,3 +240,24 @@ def test_every_level_that_this_machine_can_run_is_right(name: str) -> None:
         timeout=250,
     )
     assert run.returncode == 0, run.stdout[-3000:]
+
+
+WITHOUT_TILES = """
+import logging, torch
+logging.basicConfig()
+from radixserve.native import load_library
+from tests.support.tiny_decoder import tiny_decoder
+assert load_library().radixserve_decoder_dtypes() == 3
+assert "avx512_bf16" in load_library()._name
+assert tiny_decoder().compute_logits(torch.ones(3, 32)).isfinite().all()
+"""
+
+
+def test_matrix_units_that_torch_may_not_use_cost_a_warning_and_not_the_process() -> None:
+    if platform.machine() != "x86_64" or not can_run("amx"):
+        pytest.skip("another processor's")
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "RADIXSERVE_CPU_LEVEL": "amx", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+    run = subprocess.run([sys.executable, "-c", WITHOUT_TILES], env=environment, capture_output=True, text=True, timeout=250)
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stderr.count("torch cannot multiply on the matrix units") == 1

@@ -129,6 +129,17 @@ def test_nan_stays_in_its_row() -> None:
     assert torch.equal(got[~is_hit], clean[~is_hit])
 
 
+def test_too_little_memory_is_an_exception_and_the_next_call_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = load_decoder(config_of(), Path(), dtype=torch.float32, device=CPU, load_format="dummy", seed=3, quantization="int8")
+    rows = torch.ones(3, 200)
+    expected = decoder.compute_logits(rows)
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "get_num_threads", lambda: 2**31 - 1)  # of whom each wants a panel: more than there are addresses
+        with pytest.raises(MemoryError, match="no memory for the logits of 3 rows"):
+            decoder.compute_logits(rows)
+    assert torch.equal(decoder.compute_logits(rows), expected)
+
+
 def test_what_cannot_be_packed_is_refused_or_runs_on_torch() -> None:
     odd = config_of(intermediate_size=1033)
     arguments = {"dtype": torch.float32, "device": CPU, "load_format": "dummy"}

@@ -1,13 +1,33 @@
 """native/csrc/team.h alone: every piece once, phases in order, whatever the number of threads, with the compiler's race detector too."""
 
+import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from radixserve.models.packed_decoder import can_compute
 from radixserve.native.build import SOURCE_DIR
 
+FORK = """
+import os, signal, sys, torch
+from tests.support.tiny_decoder import tiny_decoder
+torch.set_num_threads(2)
+dropped, kept = tiny_decoder(), tiny_decoder()
+rows = torch.ones(64, 32)
+expected = [one.compute_logits(rows) for one in (dropped, kept)][0]
+child = os.fork()
+if child == 0:
+    signal.alarm(60)
+    del dropped
+    assert torch.equal(kept.compute_logits(rows), expected)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+assert torch.equal(dropped.compute_logits(rows), expected)
+"""
 DRIVER = Path(__file__).parents[1] / "support" / "team_stress.cpp"
 
 
@@ -29,4 +49,14 @@ def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("num_threads", [1, 2, 4, 9])
 def test_every_piece_runs_once_and_sees_the_phase_before(stress: Path, num_threads: int) -> None:
     ran = subprocess.run([stress, str(num_threads), "100", "60", str(num_threads)], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+
+def test_a_fork_of_a_process_that_computed_computes_and_ends() -> None:
+    if not can_compute(torch.float32):
+        pytest.skip("no native products here")
+    root = Path(__file__).parents[2]
+    ran = subprocess.run(
+        [sys.executable, "-c", FORK], env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=120
+    )
     assert ran.returncode == 0, ran.stderr[-3000:]

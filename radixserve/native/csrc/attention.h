@@ -14,8 +14,8 @@ struct AttentionLayer {
 
 struct Attention;
 
-// Memory for the planned step, before the first piece. False: there is none.
-bool attention_reserve(Attention& attention);
+// Memory for the planned step, before the first piece. Throws std::bad_alloc.
+void attention_reserve(Attention& attention);
 // how many threads the plan counts on: `worker` below is less
 int attention_num_threads(const Attention& attention);
 

@@ -94,7 +94,7 @@ class Kernel {
             }
             const int num_tokens = rows.num_tokens, width = round_up(num_tokens, 32);
             multiply_keys(rows, num_rows, width, queries, converted, packed, scores);
-            MaxAndSum of_rows[MAX_LOCAL_ROWS];
+            MaxAndSum of_rows[MAX_GROUP_SIZE];  // a tile of several queries has less
             for (int row = 0; row < num_rows; ++row) {
                 const int visible = plan_.positions[tile.first_query + row / group] + 1 - block * BLOCK;
                 Packed* to = reinterpret_cast<Packed*>(weights + row * (BLOCK / Dot::per_word));
@@ -195,7 +195,6 @@ class Kernel {
         }
     }
 
-    static constexpr int MAX_LOCAL_ROWS = 1024;
     const AttentionShape& shape_;
     const Plan& plan_;
     const Step& step_;

@@ -13,12 +13,12 @@ namespace radixserve {
 
 constexpr int BLOCK = 256;
 constexpr int MAX_TILE_ROWS = 96;  // queries times query heads of one KV head, unless a single query has more
-
-// a step, as attention/batch.py describes it; all arrays stay the caller's
+constexpr int MAX_GROUP_SIZE = 1024;  // query heads of one KV head
 constexpr int MAX_NARROW_ROWS = 24;  // up to here memory is the limit, and a unit takes all heads of a token together
 
+// a step, as attention/batch.py describes it; all arrays stay the caller's
 struct Step {
-    int num_rows, num_threads, page_size, group_size, num_kv_heads, head_dim;
+    int num_rows, num_threads, page_size, group_size, num_kv_heads;
     bool is_shared_once;
     const int32_t *qo_indptr, *kv_indptr, *kv_indices, *seq_lens;
 };

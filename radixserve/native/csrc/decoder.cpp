@@ -1,6 +1,7 @@
 // The plain C door to decoder.h. Pointers are the caller's and must outlive the decoder; sizes were checked by the caller.
 #include <cstdint>
 
+#include "door.h"
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__)
 #define RADIXSERVE_HAS_DECODER 1
 #include "decoder.h"
@@ -8,23 +9,22 @@
 #define RADIXSERVE_HAS_DECODER 0
 #endif
 
-#define RADIXSERVE_DOOR extern "C" __attribute__((visibility("default")))
+using namespace radixserve;
 
 namespace {
 
 struct AnyDecoder {
     virtual ~AnyDecoder() = default;
     virtual void add_layer(const void* const* parts) = 0;
-    virtual bool begin(int64_t n, const int64_t* ids, const int64_t* positions, void* heads) = 0;
+    virtual void begin(int64_t n, int num_threads, const int64_t* ids, const int64_t* positions, void* heads) = 0;
     virtual void advance(int64_t layer, int64_t n, const void* attended, const int64_t* positions, void* heads, void* out) = 0;
-    virtual bool forward(int64_t n, const int64_t* ids, const int64_t* positions, void* attention, void* const* pools,
+    virtual void forward(int64_t n, const int64_t* ids, const int64_t* positions, void* attention, void* const* pools,
                          const int64_t* out_slots, void* out) = 0;
-    virtual void logits(int64_t n, const void* rows, float* to) = 0;
+    virtual void logits(int64_t n, int num_threads, const void* rows, float* to) = 0;
     virtual void seconds(double* to) const = 0;
 };
 
 #if RADIXSERVE_HAS_DECODER
-using namespace radixserve;
 
 template <class T>
 struct TypedDecoder final : AnyDecoder {
@@ -37,18 +37,20 @@ struct TypedDecoder final : AnyDecoder {
         const auto product = [&](int i) { return weights(parts + i); };
         decoder.add_layer(norm(0), product(1), norm(3), norm(4), product(5), norm(7), product(8), product(10));
     }
-    bool begin(int64_t n, const int64_t* ids, const int64_t* positions, void* heads) override {
-        return decoder.begin(n, ids, positions, static_cast<T*>(heads));
+    void begin(int64_t n, int num_threads, const int64_t* ids, const int64_t* positions, void* heads) override {
+        decoder.begin(n, num_threads, ids, positions, static_cast<T*>(heads));
     }
     void advance(int64_t layer, int64_t n, const void* attended, const int64_t* positions, void* heads, void* out) override {
         decoder.advance(layer, n, static_cast<const T*>(attended), positions, static_cast<T*>(heads), static_cast<T*>(out));
     }
-    bool forward(int64_t n, const int64_t* ids, const int64_t* positions, void* attention, void* const* pools, const int64_t* out_slots,
+    void forward(int64_t n, const int64_t* ids, const int64_t* positions, void* attention, void* const* pools, const int64_t* out_slots,
                  void* out) override {
         const Pools both{pools, pools + decoder.num_layers(), out_slots};
-        return decoder.forward(n, ids, positions, *static_cast<Attention*>(attention), both, static_cast<T*>(out));
+        decoder.forward(n, ids, positions, *static_cast<Attention*>(attention), both, static_cast<T*>(out));
     }
-    void logits(int64_t n, const void* rows, float* to) override { decoder.logits(n, static_cast<const T*>(rows), to); }
+    void logits(int64_t n, int num_threads, const void* rows, float* to) override {
+        decoder.logits(n, num_threads, static_cast<const T*>(rows), to);
+    }
     void seconds(double* to) const override {
         const Seconds& of = decoder.seconds();
         to[0] = of.attention, to[1] = of.products, to[2] = of.row_ops, to[3] = of.head;
@@ -89,42 +91,46 @@ RADIXSERVE_DOOR void radixserve_decoder_quantize(const void* rows, int is_bfloat
 }
 
 // sizes: hidden, intermediate, heads, KV heads, head_dim, vocab. embedding null: looked up in the head, which is tied and not quantized.
-// head: its packed weights, and their scales or null: not quantized. Null for a type that cannot be computed.
+// head: its packed weights, and their scales or null: not quantized. Null: no memory, or a type that cannot be computed.
 RADIXSERVE_DOOR void* radixserve_decoder_new(int is_bfloat16, const int64_t* sizes, float eps, const void* rotary, const void* embedding,
                                             const void* final_norm, const void* const* head) {
     AnyDecoder* made = nullptr;
 #if RADIXSERVE_HAS_DECODER
     const Shape shape{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps};
-    if (!is_bfloat16) made = new TypedDecoder<float>(shape, rotary, embedding, final_norm, head);
+    status_of([&] {
+        if (!is_bfloat16) made = new TypedDecoder<float>(shape, rotary, embedding, final_norm, head);
 #if defined(__AVX512BF16__)
-    if (is_bfloat16) made = new TypedDecoder<bfloat16>(shape, rotary, embedding, final_norm, head);
+        if (is_bfloat16) made = new TypedDecoder<bfloat16>(shape, rotary, embedding, final_norm, head);
 #endif
+    });
 #else
     (void)is_bfloat16, (void)sizes, (void)eps, (void)rotary, (void)embedding, (void)final_norm, (void)head;
 #endif
     return made;
 }
 RADIXSERVE_DOOR void radixserve_decoder_delete(void* decoder) { delete static_cast<AnyDecoder*>(decoder); }
+
+// All but the last of those that follow return a Status (door.h).
 // parts: input_norm, qkv, its scales, qkv_bias or null, qk_norm or null, output, its scales, post_attention_norm, gate_up, its scales, down,
 // its scales; scales are null where nothing is quantized, or all are there with the head's
-RADIXSERVE_DOOR void radixserve_decoder_add_layer(void* decoder, const void* const* parts) {
-    static_cast<AnyDecoder*>(decoder)->add_layer(parts);
+RADIXSERVE_DOOR int radixserve_decoder_add_layer(void* decoder, const void* const* parts) {
+    return status_of([&] { static_cast<AnyDecoder*>(decoder)->add_layer(parts); });
 }
-// not 0: no memory
-RADIXSERVE_DOOR int radixserve_decoder_begin(void* decoder, int64_t n, const int64_t* ids, const int64_t* positions, void* heads) {
-    return static_cast<AnyDecoder*>(decoder)->begin(n, ids, positions, heads) ? 0 : 1;
+RADIXSERVE_DOOR int radixserve_decoder_begin(void* decoder, int64_t n, int num_threads, const int64_t* ids, const int64_t* positions,
+                                            void* heads) {
+    return status_of([&] { static_cast<AnyDecoder*>(decoder)->begin(n, num_threads, ids, positions, heads); });
 }
-RADIXSERVE_DOOR void radixserve_decoder_advance(void* decoder, int64_t layer, int64_t n, const void* attended, const int64_t* positions,
-                                               void* heads, void* out) {
-    static_cast<AnyDecoder*>(decoder)->advance(layer, n, attended, positions, heads, out);
+RADIXSERVE_DOOR int radixserve_decoder_advance(void* decoder, int64_t layer, int64_t n, const void* attended, const int64_t* positions,
+                                              void* heads, void* out) {
+    return status_of([&] { static_cast<AnyDecoder*>(decoder)->advance(layer, n, attended, positions, heads, out); });
 }
-// A whole step, the attention (a handle of radixserve_attention_new, planned) included. pools: k of every layer, then v. Not 0: no memory
+// A whole step, the attention (a handle of radixserve_attention_new, planned) included. pools: k of every layer, then v.
 RADIXSERVE_DOOR int radixserve_decoder_forward(void* decoder, int64_t n, const int64_t* ids, const int64_t* positions, void* attention,
                                               void* const* pools, const int64_t* out_slots, void* out) {
-    return static_cast<AnyDecoder*>(decoder)->forward(n, ids, positions, attention, pools, out_slots, out) ? 0 : 1;
+    return status_of([&] { static_cast<AnyDecoder*>(decoder)->forward(n, ids, positions, attention, pools, out_slots, out); });
 }
-RADIXSERVE_DOOR void radixserve_decoder_logits(void* decoder, int64_t n, const void* rows, float* to) {
-    static_cast<AnyDecoder*>(decoder)->logits(n, rows, to);
+RADIXSERVE_DOOR int radixserve_decoder_logits(void* decoder, int64_t n, int num_threads, const void* rows, float* to) {
+    return status_of([&] { static_cast<AnyDecoder*>(decoder)->logits(n, num_threads, rows, to); });
 }
 // wall seconds since the decoder was made: attention (of forward alone), products, norms and rotary, head
 RADIXSERVE_DOOR void radixserve_decoder_seconds(void* decoder, double* to) { static_cast<AnyDecoder*>(decoder)->seconds(to); }

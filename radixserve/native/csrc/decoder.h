@@ -1,9 +1,7 @@
 // A decoder's step as phases of a team's job. Whole, with attention.h, in one job: forward(). Or between attentions of another kind, each
 // stretch a job of its own: begin() up to the first q, k, v; then for every layer advance() from its attention's result to the next q, k, v,
-// or to the final norm. The bits are the same. Knows nothing of requests or logits wanted.
+// or to the final norm. The bits are the same. Knows nothing of requests or logits wanted. Where there is no memory it throws std::bad_alloc.
 #pragma once
-#include <omp.h>
-
 #include <vector>
 
 #include "attention.h"
@@ -65,12 +63,12 @@ public:
                            linear(down, s.hidden, s.intermediate)});
     }
 
-    // ids, positions [n] -> `out` [n, hidden], normed, through attention as it was planned. False: no memory.
-    bool forward(int64_t n, const int64_t* ids, const int64_t* positions, Attention& attention, const Pools& pools, T* out) {
+    // ids, positions [n] -> `out` [n, hidden], normed, through attention as it was planned, for so many threads
+    void forward(int64_t n, const int64_t* ids, const int64_t* positions, Attention& attention, const Pools& pools, T* out) {
         T* const heads = heads_memory_.of(n * shape_.heads_width());
         T* const attended = attended_memory_.of(n * shape_.q_width());
-        const int num_threads = attention_num_threads(attention);
-        if (heads == nullptr || attended == nullptr || !attention_reserve(attention) || !reserve(n, num_threads)) return false;
+        attention_reserve(attention);
+        reserve(n, attention_num_threads(attention));
         step_ = {n, ids, positions, heads, attended, &attention, pools, out};
         add(EMBED, 0, n);
         for (int64_t layer = 0; layer < num_layers(); ++layer) {
@@ -81,17 +79,15 @@ public:
         }
         add(FINAL_NORM, 0, normed_.size());
         team_.run(phases_, *this);
-        return true;
     }
 
-    // ids, positions [n] -> heads [n, num_heads + 2 num_kv_heads, head_dim] of layer 0: q and k rotated, then v. False: no memory.
-    bool begin(int64_t n, const int64_t* ids, const int64_t* positions, T* heads) {
-        if (!reserve(n, omp_get_max_threads())) return false;
+    // ids, positions [n] -> heads [n, num_heads + 2 num_kv_heads, head_dim] of layer 0: q and k rotated, then v
+    void begin(int64_t n, int num_threads, const int64_t* ids, const int64_t* positions, T* heads) {
+        reserve(n, num_threads);
         step_ = {n, ids, positions, heads, nullptr, nullptr, {}, nullptr};
         add(EMBED, 0, n);
         add_start(0);
         team_.run(phases_, *this);
-        return true;
     }
 
     // attended [n, num_heads * head_dim] of `layer` -> heads of the next one; after the last, `out` [n, hidden], normed
@@ -108,8 +104,8 @@ public:
     }
 
     // rows [n, hidden] after the final norm -> float32 [n, vocab], not rounded to T in between
-    void logits(int64_t n, const T* rows, float* to) {
-        prepare(n, omp_get_max_threads());
+    void logits(int64_t n, int num_threads, const T* rows, float* to) {
+        prepare(n, num_threads);
         head_job_ = {rows, to};
         tiles_of_head_.make(Tiles<T>(n, head_).count(), team_.size());
         add(HEAD, 0, tiles_of_head_.size());
@@ -127,11 +123,10 @@ private:
     int64_t hidden_stride() const { return shape_.hidden + PADDING; }
     int64_t mlp_stride() const { return shape_.intermediate + PADDING; }
 
-    bool reserve(int64_t n, int num_threads) {
+    void reserve(int64_t n, int num_threads) {
         hidden_ = hidden_memory_.of(n * shape_.hidden);
         normed_rows_ = normed_memory_.of(n * hidden_stride());
         mlp_ = mlp_memory_.of(n * mlp_stride());
-        if (hidden_ == nullptr || normed_rows_ == nullptr || mlp_ == nullptr) return false;
         prepare(n, num_threads);
         const Layer& any = layers_[0];
         normed_.make(n, team_.size(), LEAST_ROWS_NORMED);
@@ -140,7 +135,6 @@ private:
         tiles_of_output_.make(Tiles<T>(n, any.output).count(), team_.size());
         tiles_of_gate_up_.make(Tiles<T>(n, any.gate_up).count(), team_.size());
         tiles_of_down_.make(Tiles<T>(n, any.down).count(), team_.size());
-        return true;
     }
 
     void prepare(int64_t n, int num_threads) {

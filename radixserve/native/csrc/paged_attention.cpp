@@ -1,8 +1,8 @@
 // One layer's attention in pieces, and its doors: the C interface, and that for the decoder (attention.h).
 #include <memory>
-#include <new>
 
 #include "attention_kernel.h"
+#include "door.h"
 #include "team.h"
 
 namespace radixserve {
@@ -40,17 +40,12 @@ struct Attention {
 namespace {
 
 template <class T, class Dot>
-bool reserve(Attention& attention) {
+void reserve(Attention& attention) {
     const Plan& plan = attention.plan;
     const int max_rows = std::max(plan.max_queries, 1) * attention.shape.group_size();
     attention.scratch_per_thread = int64_t(Kernel<T, Dot>::scratch_floats(attention.shape, max_rows) + 15) / 16 * 16;
-    try {
-        attention.partials.grow(plan.num_partials * Kernel<T, Dot>::partial_floats(attention.shape));
-        attention.scratch.grow(attention.scratch_per_thread * attention.step.num_threads);
-    } catch (const std::bad_alloc&) {
-        return false;
-    }
-    return true;
+    attention.partials.grow(plan.num_partials * Kernel<T, Dot>::partial_floats(attention.shape));
+    attention.scratch.grow(attention.scratch_per_thread * attention.step.num_threads);
 }
 
 #if defined(RADIXSERVE_PAIR_DOT)
@@ -100,8 +95,8 @@ class Run final : public Work {
 
 }  // namespace
 
-bool attention_reserve(Attention& attention) {
-    return attention.dtype == FLOAT32 ? reserve<float, FloatDot>(attention) : reserve<Bf16, Bf16Dot>(attention);
+void attention_reserve(Attention& attention) {
+    attention.dtype == FLOAT32 ? reserve<float, FloatDot>(attention) : reserve<Bf16, Bf16Dot>(attention);
 }
 
 int attention_num_threads(const Attention& attention) { return attention.step.num_threads; }
@@ -126,48 +121,43 @@ void attention_merge(const Attention& attention, const AttentionLayer& layer, in
 
 }  // namespace radixserve
 
-// The C interface that attention/cpu_backend.py calls. Non-zero means no memory.
-extern "C" {
+// The C interface that attention/cpu_backend.py calls.
+using namespace radixserve;
 
-void* radixserve_attention_new(int num_heads, int num_kv_heads, int head_dim, int page_size, int dtype, int is_shared_once) {
-    using namespace radixserve;
-    auto* attention = new (std::nothrow) Attention;
-    if (attention) {
+// null: no memory, or more query heads to a KV head than MAX_GROUP_SIZE
+RADIXSERVE_DOOR void* radixserve_attention_new(int num_heads, int num_kv_heads, int head_dim, int page_size, int dtype, int is_shared_once) {
+    if (num_heads / num_kv_heads > MAX_GROUP_SIZE) return nullptr;
+    Attention* attention = nullptr;
+    status_of([&] {
+        attention = new Attention;
         attention->shape = {num_heads, num_kv_heads, head_dim, page_size};
         attention->dtype = dtype, attention->is_shared_once = is_shared_once;
-    }
+    });
     return attention;
 }
 
-void radixserve_attention_delete(void* handle) { delete static_cast<radixserve::Attention*>(handle); }
+RADIXSERVE_DOOR void radixserve_attention_delete(void* handle) { delete static_cast<Attention*>(handle); }
 
-// the arrays must live until the last run of the step
-int radixserve_attention_plan(
-    void* handle, int num_rows, int num_threads, const int32_t* qo_indptr, const int32_t* kv_indptr, const int32_t* kv_indices,
-    const int32_t* seq_lens
-) {
-    using namespace radixserve;
-    auto& attention = *static_cast<Attention*>(handle);
-    const AttentionShape& shape = attention.shape;
-    attention.step = {num_rows,           num_threads,    shape.page_size,          shape.group_size(),
-                      shape.num_kv_heads, shape.head_dim, attention.is_shared_once, qo_indptr,
-                      kv_indptr,          kv_indices,     seq_lens};
-    try {
+// The arrays must live until the last run of the step. A Status (door.h).
+RADIXSERVE_DOOR int radixserve_attention_plan(void* handle, int num_rows, int num_threads, const int32_t* qo_indptr, const int32_t* kv_indptr,
+                                             const int32_t* kv_indices, const int32_t* seq_lens) {
+    return status_of([&] {
+        auto& attention = *static_cast<Attention*>(handle);
+        const AttentionShape& shape = attention.shape;
+        attention.step = {num_rows, num_threads, shape.page_size, shape.group_size(), shape.num_kv_heads, attention.is_shared_once,
+                          qo_indptr, kv_indptr, kv_indices, seq_lens};
         attention.plan.make(attention.step);
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-    return 0;
+    });
 }
 
 // tiles of the planned step that serve more than one row
-int radixserve_attention_num_shared_tiles(void* handle) { return static_cast<radixserve::Attention*>(handle)->plan.num_shared_tiles; }
+RADIXSERVE_DOOR int radixserve_attention_num_shared_tiles(void* handle) { return static_cast<Attention*>(handle)->plan.num_shared_tiles; }
 
-int radixserve_attention_run(void* handle, const radixserve::AttentionLayer* layer, int64_t num_tokens) {
-    using namespace radixserve;
-    auto& attention = *static_cast<Attention*>(handle);
-    if (!attention_reserve(attention)) return 1;
-    Run(attention, *layer, num_tokens);
-    return 0;
-}
+// a Status
+RADIXSERVE_DOOR int radixserve_attention_run(void* handle, const AttentionLayer* layer, int64_t num_tokens) {
+    return status_of([&] {
+        auto& attention = *static_cast<Attention*>(handle);
+        attention_reserve(attention);
+        Run(attention, *layer, num_tokens);
+    });
 }

@@ -40,7 +40,7 @@ inline float exp2_of_one(float x) { return exp2_of(broadcast(x))[0]; }
 
 // what is known of a query so far, and one more block. Never inlined: there must be one sequence of instructions
 __attribute__((noinline)) inline void fold(float* values, MaxAndSum& state, const float* more, MaxAndSum block, int n) {
-    if (block.max == MINUS_INFINITY) return;
+    if (block.max == MINUS_INFINITY && block.sum == 0.0f) return;  // no visible key; the sum of keys that are NaN is one too
     const float max = state.max > block.max ? state.max : block.max;
     const float keep = exp2_of_one(state.max - max), take = exp2_of_one(block.max - max);
     for (int i = 0; i < n; i += VL) store(values + i, load(values + i) * broadcast(keep) + load(more + i) * broadcast(take));

@@ -106,7 +106,6 @@ public:
     void reserve(int num_workers, int64_t num_words) {
         num_words_ = num_words;
         at_ = memory_.of(num_workers * num_words * PANEL);
-        if (at_ == nullptr) throw std::bad_alloc();
     }
     uint32_t* of(int worker) const { return at_ + worker * num_words_ * PANEL; }
 

@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <vector>
 
+#include "door.h"
 #include "vec.h"
 
 namespace radixserve {
@@ -157,17 +158,14 @@ private:
 }  // namespace radixserve
 
 // Rows `rows` [n] of logits [.., vocab_size], `stride` apart; the settings are [n], top_k at least vocab_size where it is off. Writes
-// token_ids[row] of each, -1 where no logit is finite. Not 0: no memory.
-extern "C" __attribute__((visibility("default"))) int radixserve_sample(
+// token_ids[row] of each, -1 where no logit is finite. A Status (door.h).
+RADIXSERVE_DOOR int radixserve_sample(
     int64_t n, const int64_t* rows, const float* logits, int64_t stride, int64_t vocab_size, const float* temperature, const int64_t* top_k,
     const double* top_p, const float* min_p, const double* uniform, int64_t* token_ids
 ) {
-    try {
+    return radixserve::status_of([&] {
         radixserve::Sampler sampler;
         for (int64_t i = 0; i < n; ++i)
             token_ids[rows[i]] = sampler.draw(logits + rows[i] * stride, vocab_size, temperature[i], top_k[i], top_p[i], min_p[i], uniform[i]);
-    } catch (const std::bad_alloc&) {
-        return 1;
-    }
-    return 0;
+    });
 }

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <new>
 
 namespace radixserve {
 
@@ -10,10 +11,11 @@ namespace radixserve {
 template <class T>
 class Scratch {
 public:
-    T* of(int64_t count) {  // null: no memory
+    T* of(int64_t count) {  // throws std::bad_alloc
         if (count > size_) {
             memory_.reset(static_cast<T*>(std::aligned_alloc(64, (count * sizeof(T) + 63) / 64 * 64)));
             size_ = memory_ ? count : 0;
+            if (memory_ == nullptr) throw std::bad_alloc();
         }
         return memory_.get();
     }

@@ -84,10 +84,11 @@ inline float sum_of(Vec v) {
 }
 inline Vec max_of(Vec a, Vec b) { return a > b ? a : b; }
 
-// 2^x within 2e-7 of it for x <= 0; exactly 0 below -126, minus infinity included
+// 2^x within 2e-7 of it for x <= 0; exactly 0 below -126, minus infinity included; a NaN stays one
 inline Vec exp2_of(Vec x) {
+    const Vec lowest = broadcast(-126.0f);
     const Vec magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    const Vec clamped = max_of(x, broadcast(-126.0f));
+    const Vec clamped = max_of(lowest, x);  // in this order it is x where that is a NaN
     const Vec shifted = clamped + magic;
     const Vec f = clamped - (shifted - magic);
     Vec p = broadcast(1.5403530e-4f);
@@ -99,7 +100,7 @@ inline Vec exp2_of(Vec x) {
     p = p * f + 1.0f;
     const IntVec exponent = (IntVec)shifted << 23;  // only the low 9 bits survive, and they are the integer's
     const Vec result = (Vec)((IntVec)p + exponent);
-    return x < broadcast(-126.0f) ? Vec{} : result;
+    return x >= lowest ? result : max_of(Vec{}, x);
 }
 
 }  // namespace radixserve

@@ -32,7 +32,7 @@ Clock = Callable[[], float]
 TOKEN_BYTES = 2 * NUM_KV_HEADS * HEAD_DIM * DTYPE.itemsize
 WANTED_BYTES = 192 << 20  # of K and V over all layers, several times the last cache
 MAX_LAYERS = 64
-PEAK_ROUNDS = 200_000
+PEAK_ROUNDS = 2_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,18 +39,20 @@ def on_native_kernels() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def draw_wave(rng: random.Random, wave: int, known: list[tuple[list[int], list[int]]]) -> list[Case]:
+def draw_wave(
+    rng: random.Random, wave: int, known: list[tuple[list[int], list[int]]], vocab_size: int = 384, longest: int = MAX_PROMPT
+) -> list[Case]:
     """1 to 16 requests: new prompts, beginnings of known ones, and conversations that go on after a known answer."""
     cases = []
     for number in range(rng.choice((MAX_ROWS, MAX_ROWS, 1, rng.randint(2, 15)))):
         kind, parent = rng.random(), 0
-        prompt = [rng.randrange(384) for _ in range(min(MAX_PROMPT, int(1.06 ** rng.uniform(0, 126))))]
+        prompt = [rng.randrange(vocab_size) for _ in range(min(longest, int(1.06 ** rng.uniform(0, 126))))]
         if known and kind < 0.75:
             before, output = rng.choice(known[-40:])
             whole = before + output
             parent = len(before) if kind < 0.4 else 0
             kept = rng.randint(len(before) + 1, len(whole)) if parent else rng.randint(1, len(before))
-            prompt = (whole[:kept] + prompt[: rng.choice((1, 7, 300))])[:MAX_PROMPT]
+            prompt = (whole[:kept] + prompt[: rng.choice((1, 7, 300))])[:longest]
         sampling: dict[str, object] = {"max_tokens": rng.randint(2, 20), "ignore_eos": True, "logprobs": 2, "temperature": 0.0}
         if rng.random() < 0.4:
             sampling |= {"temperature": 1.0, "top_p": 0.9, "frequency_penalty": 0.3}
@@ -66,10 +68,33 @@ def said(answer: Answer) -> tuple[object, ...]:
     return answer.token_ids, *shown
 
 
-def make_busy_engine(model_dir: Path, page_size: int, **options: object) -> Engine:
+def make_busy_engine(model_dir: Path, page_size: int, deterministic: bool = True) -> Engine:
     """Small chunks, a small pool that evicts, and somebody retracted every few steps."""
     sizes = {"chunked_prefill_size": 187, "max_running_requests": MAX_ROWS, "max_total_tokens": 8_000, "page_size": page_size}
-    return tiny_engine(model_dir, dtype="bfloat16", check_account_every_step=False, **sizes, **options)
+    return tiny_engine(model_dir, dtype="bfloat16", check_account_every_step=False, deterministic=deterministic, **sizes)
+
+
+def make_lonely_engine(model_dir: Path) -> Engine:
+    return tiny_engine(
+        model_dir,
+        dtype="bfloat16",
+        disable_radix_cache=True,
+        chunked_prefill_size=2048,
+        max_total_tokens=2048,
+        check_account_every_step=False,
+    )
+
+
+def answers_of_both(busy: Engine, alone: Engine, cases: list[Case]) -> dict[str, Answer]:
+    """Together and on two threads; each as it is alone and on one, or it fails."""
+    torch.set_num_threads(2)
+    answers = run(busy, [case.request for case in cases])
+    torch.set_num_threads(1)
+    for case in cases:
+        name = case.request.request_id
+        lonely = run(alone, [case.request])[name]
+        assert said(answers[name]) == said(lonely), (name, len(case.request.prompt_ids))
+    return answers
 
 
 @pytest.mark.parametrize(("family", "tie", "page_size"), [("llama", True, 1), ("qwen3", False, 16)])
@@ -78,32 +103,18 @@ def test_bits_do_not_depend_on_what_else_is_done(
 ) -> None:
     """DET-02 to DET-05 in bfloat16 and bit by bit: more than 200 cases over both parameters."""
     model_dir, rng = tiny_model(family, tie), random.Random(page_size)
-    alone = tiny_engine(
-        model_dir,
-        dtype="bfloat16",
-        disable_radix_cache=True,
-        chunked_prefill_size=2048,
-        max_total_tokens=2048,
-        check_account_every_step=False,
-    )
+    alone = make_lonely_engine(model_dir)
     monkeypatch.setenv("RADIXSERVE_TEST_RETRACT", "7")
-    busy, plain = (make_busy_engine(model_dir, page_size, deterministic=flag) for flag in (True, False))
+    busy = make_busy_engine(model_dir, page_size)
     known: list[tuple[list[int], list[int]]] = []
     num_cases = num_odd_hits = num_decoded_hits = 0
     for wave in range(NUM_WAVES):
         cases = draw_wave(rng, wave, known)
-        torch.set_num_threads(2)
-        answers = run(busy, [case.request for case in cases])
-        without_flag = run(plain, [case.request for case in cases])
-        torch.set_num_threads(1)
+        answers = answers_of_both(busy, alone, cases)
         for case in cases:
-            name, answer = case.request.request_id, answers[case.request.request_id]
-            lonely = run(alone, [case.request])[name]
-            assert said(answer) == said(lonely) == said(without_flag[name]), (name, len(case.request.prompt_ids))
-            plain_final = without_flag[name].final
-            assert answer.final is not None and plain_final is not None
+            answer = answers[case.request.request_id]
+            assert answer.final is not None
             num_cached = answer.final.num_cached_tokens
-            assert num_cached == plain_final.num_cached_tokens
             num_cases += 1
             num_odd_hits += num_cached % BLOCK > 0
             num_decoded_hits += case.num_prompt_of_parent > 0 and num_cached > case.num_prompt_of_parent
@@ -111,6 +122,24 @@ def test_bits_do_not_depend_on_what_else_is_done(
     stats = busy.stats()
     assert num_cases >= 100 and num_odd_hits >= 50 and num_decoded_hits >= 10
     assert stats.retracted_total >= 10 and stats.evicted_tokens_total > 0
+
+
+def test_the_default_model_keeps_it_and_the_flag_costs_no_hit(default_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Widths, 30 layers and a vocabulary of a real model; some of the prompts go on after an earlier answer."""
+    alone, rng = make_lonely_engine(default_model_dir), random.Random(3)
+    monkeypatch.setenv("RADIXSERVE_TEST_RETRACT", "7")
+    busy, plain = (make_busy_engine(default_model_dir, 1, deterministic=flag) for flag in (True, False))
+    known: list[tuple[list[int], list[int]]] = []
+    num_cached = 0
+    for wave in range(2):
+        cases = draw_wave(rng, wave, known, vocab_size=49_152, longest=300)[:6]
+        answers = answers_of_both(busy, alone, cases)
+        for name, without_flag in run(plain, [case.request for case in cases]).items():
+            final, plain_final = answers[name].final, without_flag.final
+            assert final is not None and plain_final is not None and final.num_cached_tokens == plain_final.num_cached_tokens
+            num_cached += final.num_cached_tokens
+        known += [(list(case.request.prompt_ids), answers[case.request.request_id].token_ids) for case in cases]
+    assert num_cached > 0 and busy.stats().retracted_total > 0
 
 
 @pytest.mark.parametrize(

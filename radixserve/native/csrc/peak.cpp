@@ -31,16 +31,19 @@ typedef FloatDot Dot;
 constexpr int NUM_SUMS = VL == 16 ? 24 : 12;
 
 double multiply(int64_t num_rounds) {
-    Vec sums[NUM_SUMS] = {}, left = broadcast(1.0f);
+    Vec sums[NUM_SUMS], left = broadcast(1.0f);
     const Vec right = broadcast(0.5f);
+    for (int i = 0; i < NUM_SUMS; ++i) sums[i] = broadcast(float(i));  // else they are one chain
     for (int64_t round = 0; round < num_rounds; ++round) {
-#if defined(__x86_64__)
-        asm volatile("" : "+x"(left));  // else one product is computed for all rounds
-#elif defined(__aarch64__)
-        asm volatile("" : "+w"(left));
-#endif
 #pragma GCC unroll 24
-        for (int i = 0; i < NUM_SUMS; ++i) sums[i] = Dot::add(sums[i], left, right);
+        for (int i = 0; i < NUM_SUMS; ++i) {
+#if defined(__x86_64__)
+            asm volatile("" : "+x"(left));  // else one product is computed for all
+#elif defined(__aarch64__)
+            asm volatile("" : "+w"(left));
+#endif
+            sums[i] = Dot::add(sums[i], left, right);
+        }
     }
     Vec total = {};
     for (const Vec& sum : sums) total += sum;

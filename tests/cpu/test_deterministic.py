@@ -126,20 +126,20 @@ def test_bits_do_not_depend_on_what_else_is_done(
 
 def test_the_default_model_keeps_it_and_the_flag_costs_no_hit(default_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Widths, 30 layers and a vocabulary of a real model; some of the prompts go on after an earlier answer."""
-    alone, rng = make_lonely_engine(default_model_dir), random.Random(3)
+    alone, rng = make_lonely_engine(default_model_dir), random.Random(37)
     monkeypatch.setenv("RADIXSERVE_TEST_RETRACT", "7")
     busy, plain = (make_busy_engine(default_model_dir, 1, deterministic=flag) for flag in (True, False))
     known: list[tuple[list[int], list[int]]] = []
     num_cached = 0
     for wave in range(2):
-        cases = draw_wave(rng, wave, known, vocab_size=49_152, longest=300)[:6]
+        cases = draw_wave(rng, wave, known, vocab_size=49_152, longest=300)[:5]
         answers = answers_of_both(busy, alone, cases)
         for name, without_flag in run(plain, [case.request for case in cases]).items():
             final, plain_final = answers[name].final, without_flag.final
             assert final is not None and plain_final is not None and final.num_cached_tokens == plain_final.num_cached_tokens
             num_cached += final.num_cached_tokens
         known += [(list(case.request.prompt_ids), answers[case.request.request_id].token_ids) for case in cases]
-    assert num_cached > 0 and busy.stats().retracted_total > 0
+    assert num_cached >= 250 and busy.stats().retracted_total > 0
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """python -m radixserve.native: build the kernels ahead of time, for this machine or for every level of its architecture."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 
 from radixserve.errors import ConfigError
 from radixserve.native import build, levels
+from radixserve.native.compiler import KernelBuildError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -16,9 +18,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for level in levels.known_levels() if options.all_levels else (levels.level_of_this_machine(),):
             print(build.build(level, directory))
-    except (ConfigError, build.KernelBuildError) as error:
+    except (ConfigError, KernelBuildError) as error:
         print(f"error: {error}")
         return 1
+    except KeyboardInterrupt:
+        print("interrupted; what was not finished is not there", file=sys.stderr)
+        return 130
     return 0
 
 

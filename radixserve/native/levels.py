@@ -68,6 +68,11 @@ def level_of_this_machine() -> Level:
     return runnable[wanted]
 
 
+def can_run(level: Level) -> bool:
+    """Whether this processor has the instructions that a level is compiled to."""
+    return level.compiled_for <= set(_cpuinfo().split())
+
+
 def level_named(name: str) -> Level:
     """ValueError for a name that is none of this architecture's."""
     names = [level.name for level in known_levels()]

@@ -5,39 +5,18 @@ import logging
 from functools import cache
 from pathlib import Path
 
-from radixserve.native.build import KernelBuildError, find_or_build
+from radixserve.native.build import find_or_build
+from radixserve.native.compiler import KernelBuildError
 from radixserve.native.levels import level_named, level_of_this_machine
+from radixserve.native.signatures import SIGNATURES
 
 logger = logging.getLogger(__name__)
 
-_INT, _INT64, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
-# name: (result, arguments); what they mean stands beside the functions in csrc/
-_SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
-    "radixserve_attention_new": (_POINTER, [_INT] * 6),
-    "radixserve_attention_delete": (None, [_POINTER]),
-    "radixserve_attention_plan": (_INT, [_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER]),
-    "radixserve_attention_num_shared_tiles": (_INT, [_POINTER]),
-    "radixserve_attention_run": (_INT, [_POINTER, _POINTER, _INT64]),
-    "radixserve_sample": (_INT, [_INT64, _POINTER, _POINTER, _INT64, _INT64, *[_POINTER] * 6]),
-    "radixserve_decoder_dtypes": (_INT, []),
-    "radixserve_decoder_pack": (None, [_POINTER, _INT64, _INT64, _INT, _POINTER]),
-    "radixserve_decoder_quantize": (None, [_POINTER, _INT, _INT64, _INT64, _INT, _POINTER, _POINTER]),
-    "radixserve_decoder_new": (_POINTER, [_INT, _POINTER, ctypes.c_float, *[_POINTER] * 4]),
-    "radixserve_decoder_delete": (None, [_POINTER]),
-    "radixserve_decoder_add_layer": (_INT, [_POINTER, _POINTER]),
-    "radixserve_decoder_begin": (_INT, [_POINTER, _INT64, _INT, _POINTER, _POINTER, _POINTER]),
-    "radixserve_decoder_advance": (_INT, [_POINTER, _INT64, _INT64, *[_POINTER] * 4]),
-    "radixserve_decoder_forward": (_INT, [_POINTER, _INT64, *[_POINTER] * 6]),
-    "radixserve_decoder_seconds": (None, [_POINTER, _POINTER]),
-    "radixserve_decoder_logits": (_INT, [_POINTER, _INT64, _INT, _POINTER, _POINTER]),
-    "radixserve_peak": (_INT, [_INT64, ctypes.POINTER(ctypes.c_double)]),
-    "radixserve_failure": (ctypes.c_char_p, []),
-}
 _NO_MEMORY = 1  # enum Status of door.h
 
 
 def load_library() -> ctypes.CDLL:
-    """Built if need be, on the first call; KernelBuildError says why there is none, and the first time a warning does too.
+    """Built if need be, on the first call; KernelBuildError says why there is none. Who goes on without it warns: reason_without_library().
 
     The caller has imported torch, whose OpenMP threads are then shared. ConfigError for a RADIXSERVE_CPU_LEVEL that cannot be.
     """
@@ -51,6 +30,12 @@ def loaded_library() -> ctypes.CDLL | None:
     """The library if this process has loaded it; builds nothing."""
     outcome = _load_once() if _load_once.cache_info().currsize else None
     return None if isinstance(outcome, str) else outcome
+
+
+def reason_without_library() -> str:
+    """Why this process has asked for the library and does without; empty where it has it, or has not asked. Builds nothing."""
+    outcome = _load_once() if _load_once.cache_info().currsize else None
+    return outcome if isinstance(outcome, str) else ""
 
 
 def forget_library() -> None:
@@ -73,7 +58,6 @@ def _load_once() -> ctypes.CDLL | str:
     try:
         return _load()
     except KernelBuildError as error:
-        logger.warning("no CPU kernels, so plain torch does their work, several times slower: %s", error)
         return str(error)
 
 
@@ -100,7 +84,7 @@ def why_no_tiles(library: ctypes.CDLL) -> str:
 def _open(path: Path) -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
-        for name, (result, arguments) in _SIGNATURES.items():
+        for name, (result, arguments) in SIGNATURES.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except (OSError, AttributeError) as error:

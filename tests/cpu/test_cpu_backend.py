@@ -239,6 +239,23 @@ def test_a_key_that_is_nan_reaches_all_that_see_it_and_nobody_else(dtype: torch.
         world.put(sequence, 0, 600)
 
 
+@pytest.mark.parametrize(("dtype", "heads"), [(torch.float32, (6, 2)), (torch.bfloat16, (6, 2)), (torch.bfloat16, (16, 1))])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_no_value_changes_a_bit_of_what_comes_before_it(dtype: torch.dtype, heads: tuple[int, int], bad: float) -> None:
+    world = World(1000, 1, heads, 64, dtype)
+    sequence = world.sequence(600)
+    (clean,) = world.step([(sequence, 0, 600)])
+    for place in (0, 1, 31, 200, 256, 541, 599):
+        kept = sequence.v[place].clone()
+        sequence.v[place] = bad
+        for start in {0, max(0, place - 3), max(0, place - 40)}:
+            (got,) = world.step([(sequence, start, 600)])
+            assert torch.equal(got[: place - start], clean[start:place])
+            assert not got[place - start :].isfinite().any()
+        sequence.v[place] = kept
+        world.put(sequence, 0, 600)
+
+
 def test_what_is_no_pool_for_it_is_refused() -> None:
     with pytest.raises(AssertionError, match="at most 1024 heads to a KV head, got 1025"):
         CpuBackend(KVPool(1, 1, 1, 1, 4, torch.float32), 1025)

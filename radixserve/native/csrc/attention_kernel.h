@@ -95,14 +95,20 @@ class Kernel {
             const int num_tokens = rows.num_tokens, width = round_up(num_tokens, 32);
             multiply_keys(rows, num_rows, width, queries, converted, packed, scores);
             MaxAndSum of_rows[MAX_GROUP_SIZE];  // a tile of several queries has less
+            int seen_by_all = num_tokens;
             for (int row = 0; row < num_rows; ++row) {
-                const int visible = plan_.positions[tile.first_query + row / group] + 1 - block * BLOCK;
+                const int visible = num_visible(tile, row / group, block, num_tokens);
                 Packed* to = reinterpret_cast<Packed*>(weights + row * (BLOCK / Dot::per_word));
-                of_rows[row] = to_weights(scores + row * BLOCK, std::min(visible, num_tokens), width, scale_, to);
+                of_rows[row] = to_weights(scores + row * BLOCK, visible, width, scale_, to);
+                seen_by_all = std::min(seen_by_all, visible);
             }
             float* to = is_folding ? values : partial(tile, kv_head, block, 0);
             const int to_stride = is_folding ? dim : stride_;
-            multiply_values(rows, num_rows, width, weights, packed, to, to_stride);
+            if (are_finite(rows.values + seen_by_all, num_tokens - seen_by_all, shape_.head_dim)) {
+                multiply_values(rows, num_rows, width, weights, packed, to, to_stride);
+            } else {
+                multiply_values_apart(rows, tile, block, width, weights, packed, to, to_stride);
+            }
             for (int row = 0; row < num_rows; ++row) {
                 if (is_folding) {
                     fold(sums + row * dim, states[row], values + row * dim, of_rows[row], dim);
@@ -158,6 +164,21 @@ class Kernel {
 #endif
         pack_values(Dot(), rows.values, rows.num_tokens, width, shape_.head_dim, padded_dim_, packed);
         product<Dot>(num_rows, padded_dim_, width / Dot::per_word, weights, steps, packed, out, stride);
+    }
+    // The same bits, each query with the values that it may see: a weight of 0 does not take away what is infinite or NaN.
+    __attribute__((noinline)) void multiply_values_apart(const Rows& rows, const Tile& tile, int block, int width, const Word* weights,
+                                                         Word* packed, float* out, int stride) const {
+        const int group = shape_.group_size();
+        Rows seen = rows;
+        for (int query = 0; query < tile.num_queries; ++query) {
+            seen.num_tokens = num_visible(tile, query, block, rows.num_tokens);
+            const int row = query * group;
+            multiply_values(seen, group, width, weights + row * (BLOCK / Dot::per_word), packed, out + int64_t(row) * stride, stride);
+        }
+    }
+    // how many of a block's tokens a query sees
+    int num_visible(const Tile& tile, int query, int block, int num_tokens) const {
+        return std::clamp(plan_.positions[tile.first_query + query] + 1 - block * BLOCK, 0, num_tokens);
     }
     static float* take(float*& scratch, int64_t n) {
         float* const taken = scratch;

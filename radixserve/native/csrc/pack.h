@@ -1,6 +1,8 @@
 // From rows of the pool, wherever their pages lie, to the packed operands of gemm.h. Only tokens that are asked for are read; the rest of a
 // block is zeros.
 #pragma once
+#include <algorithm>
+
 #include "gemm.h"
 
 namespace radixserve {
@@ -18,6 +20,20 @@ inline void copy_row(const Bf16* from, int n, float* to) {
     for (int i = 0; i < n; ++i) to[i] = to_float(from[i]);
 }
 inline void copy_row(const Bf16* from, int n, Bf16* to) { std::memcpy(to, from, n * sizeof(Bf16)); }
+
+inline uint32_t magnitude_bits(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return bits & 0x7fffffff;
+}
+inline uint16_t magnitude_bits(Bf16 x) { return x.bits & 0x7fff; }
+template <class T>
+bool are_finite(const T* const* rows, int num_rows, int head_dim) {
+    decltype(magnitude_bits(T())) largest = 0;  // as integers they are in the order of their magnitude, infinity and then NaN last
+    for (int row = 0; row < num_rows; ++row)
+        for (int i = 0; i < head_dim; ++i) largest = std::max(largest, magnitude_bits(rows[row][i]));
+    return largest < (sizeof(T) == 2 ? 0x7f80u : 0x7f800000u);
+}
 
 // the type of one number inside of a packed operand
 template <class Dot>

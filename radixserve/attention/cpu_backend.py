@@ -4,8 +4,7 @@ A query's bits depend on its own tokens alone: not on other rows, threads, group
 Groups are found in the step's own page ids (native/csrc/attention_plan.cpp): comparing them costs microseconds, and they are the truth
 about what is shared, whoever put it there.
 
-What is said about bits is for finite numbers. A key that is NaN makes every query that sees it NaN. A value that is NaN or infinite reaches
-also the queries beside it that may not see it, as long as it lies in a block that one of them may: its weight is 0, and 0 times it is NaN.
+A key or a value that is NaN or infinite reaches the queries that see it, and no bit of any other.
 """
 
 import ctypes

@@ -79,7 +79,7 @@ def make_attention_backend(name: str, pool: KVPool, num_heads: int, options: Opt
         raise ConfigError(f"--attention-backend: expected one of {', '.join(NAMES)}, got {name!r}")
     if name != "auto":
         return _MAKERS[name](pool, num_heads, options or {})
-    reasons: list[str] = []  # but for a library that cannot be built: native/library.py has said so
+    reasons: list[str] = []  # but for a library that cannot be built: the engine says so, once for all that is native
     for candidate in _ORDER.get(pool.device.type, ("torch",)):
         try:
             backend = _MAKERS[candidate](pool, num_heads, options or {})

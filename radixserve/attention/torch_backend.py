@@ -4,6 +4,7 @@ It gathers each row's K and V through the page table, token by token, so that a 
 Decode rows run in a few padded batches; a padded place repeats a token of its own row and is masked. Every other row is one call.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -85,9 +86,25 @@ class TorchBackend:
         out = torch.empty_like(q)
         for group in self._decode_groups:
             out.index_copy_(0, group.rows, self._decode(group, q, all_k, all_v))
-        for row in self._extend_rows:
+        for row in self._cut_where_not_finite(k, v):
             out[row.start : row.end] = self._extend(row, q, all_k, all_v)
         return out
+
+    def _cut_where_not_finite(self, k: torch.Tensor, v: torch.Tensor) -> list[_ExtendRow]:
+        """On a CPU, the extend rows cut before each token with a number that is none, so that no query is computed beside keys that it may
+        not see and that a mask does not take away: 0 times infinity is NaN. Elsewhere a look at the numbers would wait for the device."""
+        if k.device.type != "cpu" or not self._extend_rows:
+            return self._extend_rows
+        is_finite = k.isfinite().flatten(1).all(1) & v.isfinite().flatten(1).all(1)
+        if is_finite.all():
+            return self._extend_rows
+        bad: list[int] = is_finite.logical_not().nonzero()[:, 0].tolist()
+        parts = []
+        for row in self._extend_rows:
+            ends = [token for token in bad if row.start < token < row.end] + [row.end]
+            for start, end in itertools.pairwise([row.start, *ends]):
+                parts.append(_make_extend_row(start, end, row.places[: len(row.places) - (row.end - end)]))
+        return parts
 
     def _decode(self, group: _DecodeGroup, q: torch.Tensor, all_k: torch.Tensor, all_v: torch.Tensor) -> torch.Tensor:
         """[n, num_heads, head_dim]. Heads that share a KV head are handed over as queries of one head: K and V are not repeated."""
@@ -142,9 +159,13 @@ def _plan_extend_row(batch: ForwardBatch, row: int, seq_len: int) -> _ExtendRow:
     device = batch.kv_indices.device
     start, end = batch.qo_indptr_host[row : row + 2].tolist()
     tokens = torch.arange(seq_len, device=device)
-    places = _row_places(batch, torch.tensor([row], device=device), tokens)
-    mask = None
+    return _make_extend_row(start, end, _row_places(batch, torch.tensor([row], device=device), tokens))
+
+
+def _make_extend_row(start: int, end: int, places: torch.Tensor) -> _ExtendRow:
+    seq_len, mask = len(places), None
     if end - start < seq_len:
         # is_causal aligns the first query with the first key, which is wrong for a suffix
-        mask = tokens[None] <= torch.arange(seq_len - (end - start), seq_len, device=device)[:, None]
+        tokens = torch.arange(seq_len, device=places.device)
+        mask = tokens[None] <= tokens[seq_len - (end - start) :, None]
     return _ExtendRow(start, end, places, mask)

@@ -25,10 +25,11 @@ from radixserve.kv import KVPool
 from radixserve.models.config import ModelConfig, load_model_config
 from radixserve.models.decoder import Decoder
 from radixserve.models.location import ModelLocation, resolve_model
-from radixserve.models.packed_decoder import PackedDecoder
+from radixserve.models.packed_decoder import PackedDecoder, why_not_packed
 from radixserve.models.rank_group import RankGroup, RankLostError
 from radixserve.models.sharding import shard_config
 from radixserve.models.weights import load_decoder
+from radixserve.native import reason_without_library
 from radixserve.runner.model_runner import ModelRunner
 from radixserve.scheduler.scheduler import Scheduler
 from radixserve.tree.disabled_cache import DisabledCache
@@ -79,7 +80,11 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
             workers.on_death(group.abort)
     graphs = capture_graphs(graph_plan, decoder, attention, page_table, capture)
     if config.deterministic:
+        if decoder.linear_backend == "torch" and (reason := why_not_packed(model_config, decoder.dtype, device)):
+            raise ConfigError(f"--deterministic: its kernels cannot be had here: {reason}")
         check_deterministic(config.device, attention.name, decoder.linear_backend)
+    if reason := reason_without_library():  # not before: who has asked for it by name gets the refusal alone
+        logger.warning("no CPU kernels, so plain torch does their work, several times slower: %s", reason)
     if config.profile_steps and device.type == "cpu" and not decoder.attends_natively(attention):
         attention = TimedAttention(attention)
     runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids, graphs)

@@ -17,15 +17,27 @@ from radixserve.models.config import ModelConfig
 from radixserve.models.decoder import DecoderWeights, LayerWeights
 from radixserve.models.layers import RotaryTable
 from radixserve.native import KernelBuildError, check, load_library
+from radixserve.native.levels import level_of_this_machine
 
 _DTYPE_BITS = {torch.float32: 1, torch.bfloat16: 2}
 _PANEL = 32  # columns of a panel, and two halves of 16 where two matrices are interleaved (native/csrc/packed_linear.h)
 
 
-def can_pack(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a PackedDecoder can be made. Builds the native library where all else says yes."""
+def why_not_packed(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> str:
+    """What keeps a PackedDecoder from being made; empty where nothing does. Builds the native library where all else says yes."""
+    if device.type != "cpu":
+        return f"expected a CPU, got {device}"
+    if dtype not in _DTYPE_BITS:
+        return f"expected float32 or bfloat16, got {dtype}"
     widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim, config.head_dim)
-    return device.type == "cpu" and all(width % 2 == 0 for width in widths) and can_compute(dtype)
+    if any(width % 2 for width in widths):
+        return f"expected even widths of hidden states, MLP and heads, got {', '.join(map(str, widths))}"
+    try:
+        load_library()
+    except KernelBuildError as error:
+        return str(error)
+    needs = "AVX-512" if dtype == torch.float32 else "AVX-512 and AVX512-BF16"
+    return "" if can_compute(dtype) else f"products of {dtype} need {needs}, and the level {level_of_this_machine().name} has none"
 
 
 def can_compute(dtype: torch.dtype) -> bool:
@@ -72,7 +84,7 @@ class PackedDecoder:
             (ctypes.c_void_p * 2)(*head),
         )
         if not self._native:
-            assert can_compute(self.dtype), f"PackedDecoder: no native decoder for {self.dtype}; ask can_pack first"
+            assert can_compute(self.dtype), f"PackedDecoder: no native decoder for {self.dtype}; ask why_not_packed first"
             raise MemoryError("no memory for the native decoder")
         weakref.finalize(self, library.radixserve_decoder_delete, self._native)
         while layers:

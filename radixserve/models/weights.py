@@ -15,7 +15,7 @@ import torch
 from radixserve.errors import ConfigError, WeightError
 from radixserve.models.config import ModelConfig
 from radixserve.models.decoder import Decoder, DecoderWeights, LayerWeights
-from radixserve.models.packed_decoder import PackedDecoder, can_pack
+from radixserve.models.packed_decoder import PackedDecoder, why_not_packed
 from radixserve.models.rank_group import RankGroup
 from radixserve.models.sharding import shard_config, vocab_rows
 
@@ -49,13 +49,14 @@ def load_decoder(
 
     Raises WeightError naming a tensor that is missing, superfluous or of the wrong shape, ConfigError where "native" or "int8" cannot be.
     """
-    is_packed = linear_backend != "torch" and group is None and can_pack(config, dtype, device)
+    is_packed = linear_backend != "torch" and group is None and not (reason := why_not_packed(config, dtype, device))
     if (linear_backend == "native" or quantization != "none") and not is_packed:
         flag = "--linear-backend native" if quantization == "none" else f"--quantization {quantization}"
-        raise ConfigError(
-            f"{flag}: expected a CPU with AVX-512 (and AVX512-BF16 for bfloat16), a C++ compiler, float32 or bfloat16 and "
-            f"even widths; got {dtype} on {device}" + (f" and {group.size} ranks" if group else "")
-        )
+        if group:
+            reason = f"expected one rank, got {group.size}"
+        elif linear_backend == "torch":
+            reason = "expected --linear-backend native, got torch"
+        raise ConfigError(f"{flag}: {reason}")
     with torch.inference_mode():
         new = _Allocator(dtype, device, group)
         weights, slots = _allocate(shard_config(config, group.size) if group else config, new), new.slots

@@ -9,7 +9,7 @@ import torch
 from radixserve.models import Decoder, load_decoder
 from radixserve.models.config import ModelConfig, parse_model_config
 from radixserve.models.decoder import DecoderWeights
-from radixserve.models.packed_decoder import PackedDecoder, can_pack
+from radixserve.models.packed_decoder import PackedDecoder, why_not_packed
 
 TINY_LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -33,7 +33,7 @@ def tiny_decoder() -> Decoder | PackedDecoder:
             layer.qkv.mul_(20)
             layer.output.mul_(20)
         decoder.weights.lm_head.mul_(15)
-        return pack_decoder(config, decoder.weights) if can_pack(config, decoder.dtype, device) else decoder
+        return decoder if why_not_packed(config, decoder.dtype, device) else pack_decoder(config, decoder.weights)
 
 
 def pack_decoder(config: ModelConfig, weights: DecoderWeights) -> PackedDecoder:

@@ -104,11 +104,14 @@ class Kernel {
             }
             float* to = is_folding ? values : partial(tile, kv_head, block, 0);
             const int to_stride = is_folding ? dim : stride_;
-            if (are_finite(rows.values + seen_by_all, num_tokens - seen_by_all, shape_.head_dim)) {
-                multiply_values(rows, num_rows, width, weights, packed, to, to_stride);
-            } else {
-                multiply_values_apart(rows, tile, block, width, weights, packed, to, to_stride);
+            // a weight of 0 does not take away what is infinite or NaN: then each query is multiplied with what it sees, to the same bits
+            const int num_hidden = num_tokens - seen_by_all;
+            const bool is_apart = num_hidden > 0 && has_no_number(rows.values + seen_by_all, num_hidden, shape_.head_dim);
+            for (int row = 0, num_together = is_apart ? group : num_rows; row < num_rows; row += num_together) {
+                if (is_apart) rows.num_tokens = num_visible(tile, row / group, block, num_tokens);
+                multiply_values(rows, num_together, width, weights + row * (BLOCK / Dot::per_word), packed, to + row * to_stride, to_stride);
             }
+            rows.num_tokens = num_tokens;
             for (int row = 0; row < num_rows; ++row) {
                 if (is_folding) {
                     fold(sums + row * dim, states[row], values + row * dim, of_rows[row], dim);
@@ -164,17 +167,6 @@ class Kernel {
 #endif
         pack_values(Dot(), rows.values, rows.num_tokens, width, shape_.head_dim, padded_dim_, packed);
         product<Dot>(num_rows, padded_dim_, width / Dot::per_word, weights, steps, packed, out, stride);
-    }
-    // The same bits, each query with the values that it may see: a weight of 0 does not take away what is infinite or NaN.
-    __attribute__((noinline)) void multiply_values_apart(const Rows& rows, const Tile& tile, int block, int width, const Word* weights,
-                                                         Word* packed, float* out, int stride) const {
-        const int group = shape_.group_size();
-        Rows seen = rows;
-        for (int query = 0; query < tile.num_queries; ++query) {
-            seen.num_tokens = num_visible(tile, query, block, rows.num_tokens);
-            const int row = query * group;
-            multiply_values(seen, group, width, weights + row * (BLOCK / Dot::per_word), packed, out + int64_t(row) * stride, stride);
-        }
     }
     // how many of a block's tokens a query sees
     int num_visible(const Tile& tile, int query, int block, int num_tokens) const {

@@ -28,11 +28,11 @@ inline uint32_t magnitude_bits(float x) {
 }
 inline uint16_t magnitude_bits(Bf16 x) { return x.bits & 0x7fff; }
 template <class T>
-bool are_finite(const T* const* rows, int num_rows, int head_dim) {
+__attribute__((noinline)) bool has_no_number(const T* const* rows, int num_rows, int head_dim) {
     decltype(magnitude_bits(T())) largest = 0;  // as integers they are in the order of their magnitude, infinity and then NaN last
     for (int row = 0; row < num_rows; ++row)
         for (int i = 0; i < head_dim; ++i) largest = std::max(largest, magnitude_bits(rows[row][i]));
-    return largest < (sizeof(T) == 2 ? 0x7f80u : 0x7f800000u);
+    return largest >= (sizeof(T) == 2 ? 0x7f80u : 0x7f800000u);
 }
 
 // the type of one number inside of a packed operand

@@ -1,6 +1,10 @@
 """KVPool: the tensors that hold K and V of all pages. It knows neither tokens nor requests nor who owns a page."""
 
+import math
+
 import torch
+
+from radixserve.huge_pages import HugePages
 
 
 def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -38,9 +42,9 @@ class KVPool:
         self.dtype = dtype
         self.device = torch.device(device)
         shape = (num_pages + 1, page_size, num_kv_heads, head_dim)
-        # zeros, not empty: on a CPU the pages are then mapped by the first write, so a large pool costs nothing at start
-        self._k = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(num_layers)]
-        self._v = [torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(num_layers)]
+        self._pages = HugePages()
+        self._k = [self._zeros(shape) for _ in range(num_layers)]
+        self._v = [self._zeros(shape) for _ in range(num_layers)]
 
     def k(self, layer: int) -> torch.Tensor:
         """[num_pages + 1, page_size, num_kv_heads, head_dim], the storage itself."""
@@ -60,6 +64,13 @@ class KVPool:
         assert k.dtype == v.dtype == self.dtype, f"KVPool.write: expected k and v in {self.dtype}, got {k.dtype} and {v.dtype}"
         self._k[layer].flatten(0, 1).index_copy_(0, out_slots, k)
         self._v[layer].flatten(0, 1).index_copy_(0, out_slots, v)
+
+    def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
+        if self.device.type != "cpu":
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        # mapped by the first write, so a large pool costs nothing at start
+        num_bytes = math.prod(shape) * self.dtype.itemsize
+        return torch.frombuffer(self._pages.take(num_bytes), dtype=self.dtype).view(shape)
 
     @property
     def bytes_per_token(self) -> int:

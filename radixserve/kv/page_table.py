@@ -7,6 +7,7 @@ The host copy is the truth; it does not know which page is free, only that page 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +63,12 @@ class PageTable:
         assert 0 <= first <= self.max_pages_per_slot - num_pages, (
             f"PageTable.write: expected pages within 0..{self.max_pages_per_slot} of slot {slot}, got {first}..{first + num_pages}"
         )
+        if num_pages == 1:  # a decode row's next page: most writes by far, and numpy's reduction alone would cost more than this
+            page_id = page_write.page_ids[0]
+            assert page_id >= 1, f"PageTable.write: expected page ids >= 1 for slot {slot}, got {page_id}"
+            self.host[slot, first] = page_id
+            self._dirty_slots.add(slot)
+            return
         page_ids = np.frombuffer(page_write.page_ids, dtype=np.int32)
         assert num_pages == 0 or page_ids.min() >= 1, f"PageTable.write: expected page ids >= 1 for slot {slot}, got {page_ids.min()}"
         self.host[slot, first : first + num_pages] = page_ids
@@ -88,25 +95,28 @@ class PageTable:
 
         AssertionError where a row leaves the table or reads a page that was not written.
         """
-        slot_ids = np.asarray(slots, dtype=np.int64)
+        self._check_rows(slots, starts, counts)
         first = np.asarray(starts, dtype=np.int64)
         count = np.asarray(counts, dtype=np.int64)
-        self._check_rows(slot_ids, first, count)
         seq_lens = first + count
         num_pages = -(-seq_lens // self.page_size)
         # one memcpy per row is several times faster than one fancy index over all pages
-        parts = [self.host[slot, :n] for slot, n in zip(slot_ids.tolist(), num_pages.tolist(), strict=True)]
+        parts = [self.host[slot, :n] for slot, n in zip(slots, num_pages.tolist(), strict=True)]
         kv_indices = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
         kv_indptr = _indptr(num_pages)
-        if not kv_indices.all():
-            place = int(np.argmin(kv_indices != 0))
+        if len(kv_indices) and not kv_indices.min():
+            place = int(np.argmin(kv_indices))
             row = int(np.searchsorted(kv_indptr, place, side="right")) - 1
             raise AssertionError(
-                f"PageTable: row {row} reads tokens 0..{seq_lens[row]} of slot {slot_ids[row]}, "
+                f"PageTable: row {row} reads tokens 0..{seq_lens[row]} of slot {slots[row]}, "
                 f"but its page {place - kv_indptr[row]} was never written"
             )
-        positions = ragged_arange(first, count)
-        pages = self.host[np.repeat(slot_ids, count), positions // self.page_size].astype(np.int64)
+        if len(count) == count.sum():  # rows of one token each, in their last pages
+            positions, pages = first, kv_indices[kv_indptr[1:] - 1].astype(np.int64)
+        else:
+            positions = ragged_arange(first, count)
+            slot_ids = np.asarray(slots, dtype=np.int64)
+            pages = self.host[np.repeat(slot_ids, count), positions // self.page_size].astype(np.int64)
         return PageCsr(
             qo_indptr=_indptr(count),
             kv_indptr=kv_indptr,
@@ -120,19 +130,20 @@ class PageTable:
     def _check_slot(self, slot: int) -> None:
         assert 0 <= slot < self.num_slots, f"PageTable: expected a slot in 0..{self.num_slots - 1}, got {slot}"
 
-    def _check_rows(self, slots: Int64, starts: Int64, counts: Int64) -> None:
+    def _check_rows(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
         assert len(slots) == len(starts) == len(counts), (
             f"PageTable: expected as many slots as starts and counts, got {len(slots)}, {len(starts)}, {len(counts)}"
         )
         if not len(slots):
             return
-        assert 0 <= slots.min() <= slots.max() < self.num_slots, (
-            f"PageTable: expected slots in 0..{self.num_slots - 1}, got {slots.tolist()}"
+        # rows are few: builtins over the ints are done before numpy has begun
+        assert 0 <= min(slots) <= max(slots) < self.num_slots, (
+            f"PageTable: expected slots in 0..{self.num_slots - 1}, got {list(slots)}"
         )
-        assert starts.min() >= 0, f"PageTable: expected starts >= 0, got {starts.tolist()}"
-        assert counts.min() >= 1, f"PageTable: expected counts >= 1, got {counts.tolist()}"
+        assert min(starts) >= 0, f"PageTable: expected starts >= 0, got {list(starts)}"
+        assert min(counts) >= 1, f"PageTable: expected counts >= 1, got {list(counts)}"
         capacity = self.max_pages_per_slot * self.page_size
-        longest = int((starts + counts).max())
+        longest = max(map(add, starts, counts))
         assert longest <= capacity, f"PageTable: expected at most {capacity} tokens in a slot, got {longest}"
 
 

@@ -105,7 +105,10 @@ class ModelRunner:
         else:
             hidden = self._decoder.forward(forward_batch, self._attention)
         sampled = [index for index, row in enumerate(batch.rows) if row.is_sampled]
-        logits = self._logits(hidden, forward_batch.logits_indices[: len(sampled)]) if sampled else None
+        of_sampled_rows: torch.Tensor | None = forward_batch.logits_indices[: len(sampled)]
+        if len(sampled) == forward_batch.num_rows == forward_batch.num_tokens:
+            of_sampled_rows = None  # all there are, in their order
+        logits = self._logits(hidden, of_sampled_rows) if sampled else None
         clock.mark()
         token_ids: HostCopy | None = None
         of_sampled: dict[int, TokenLogprob] = {}
@@ -113,7 +116,7 @@ class ModelRunner:
             drawn = self._sample(batch, sampled, logits)
             token_ids = HostCopy(torch.cat([drawn, count_empty(logits)]) if drawn.device.type == "cuda" else drawn)
             of_sampled = self._sampled_logprobs(batch, sampled, logits, drawn)
-        of_prompt = self._prompt_logprobs(batch, hidden, forward_batch.logits_indices[len(sampled) :])
+        of_prompt = self._prompt_logprobs(batch, hidden, forward_batch.logits_indices, len(sampled))
         parts = [after - earlier for after, earlier in zip(self._forward_parts(), before, strict=True)]
         clock.mark()
         return PendingStep(batch, sampled, token_ids, _row_logprobs(len(batch.rows), of_sampled, of_prompt), plan_s, clock, parts)
@@ -144,9 +147,10 @@ class ModelRunner:
                 assert highest <= self._pool.num_pages, f"slot {row.slot}: expected page ids in 1..{self._pool.num_pages}, got {highest}"
                 self._page_table.write(row.slot, page_write)
 
-    def _logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """[n, vocab_size] float32 of the tokens at indices [n]; a head's padding is cut off."""
-        return self._decoder.compute_logits(hidden.index_select(0, indices))[:, : self._vocab_size]
+    def _logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
+        """[n, vocab_size] float32 of the tokens at indices [n], None being all of them; a head's padding is cut off."""
+        logits = self._decoder.compute_logits(hidden if indices is None else hidden.index_select(0, indices))
+        return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
 
     def _sample(self, batch: ScheduledBatch, sampled: list[int], logits: torch.Tensor) -> torch.Tensor:
         """Token ids [n] int64 of rows `sampled`, whose logits are [n, vocab_size]; remembers them by slot. Leaves logits as they are."""
@@ -176,11 +180,14 @@ class ModelRunner:
         )
         return {sampled[place]: logprob for place, logprob in zip(wanted, logprobs, strict=True)}
 
-    def _prompt_logprobs(self, batch: ScheduledBatch, hidden: torch.Tensor, indices: torch.Tensor) -> dict[int, tuple[TokenLogprob, ...]]:
-        """By index of the row, of rows with targets; indices [num_targets] are the tokens whose logits say how likely each was."""
+    def _prompt_logprobs(
+        self, batch: ScheduledBatch, hidden: torch.Tensor, logits_indices: torch.Tensor, num_sampled: int
+    ) -> dict[int, tuple[TokenLogprob, ...]]:
+        """By index of the row, of rows with targets. The tokens whose logits say how likely each target was follow the sampled ones'."""
         with_targets = [index for index, row in enumerate(batch.rows) if row.target_ids]
         if not with_targets:
             return {}
+        indices = logits_indices[num_sampled:]
         rows = [batch.rows[index] for index in with_targets]
         target_ids = torch.from_numpy(np.concatenate([np.asarray(row.target_ids) for row in rows])).to(hidden.device, torch.int64)
         num_top = [self._slots.num_prompt_top[row.slot] or 0 for row in rows for _ in row.target_ids]

@@ -33,6 +33,7 @@ class RequestState:
         "num_computed",
         "num_output_at_retraction",
         "num_pinned",
+        "num_prompt",
         "num_retractions",
         "num_unanswered",
         "page_writes",
@@ -46,6 +47,7 @@ class RequestState:
 
     def __init__(self, request: Request, arrival_s: float, total_pages: int, arrival: int = 0) -> None:
         self.request = request
+        self.num_prompt = len(request.prompt_ids)
         self.arrival = arrival  # the how many-th request it is; kept when it is retracted
         self.arrival_s = arrival_s
         self.token_ids: IntArray = request.prompt_ids[:]
@@ -70,10 +72,6 @@ class RequestState:
         self.has_sampled = False  # in this slot: the runner knows the last token
         self.num_unanswered = 0  # of its rows
         self.has_ended = False  # what still comes for it is thrown away
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt_ids)
 
     @property
     def num_output(self) -> int:

@@ -88,7 +88,9 @@ class LogitAdjustments:
 
     def record(self, slots: npt.NDArray[np.int64], token_ids: torch.Tensor) -> None:
         """Count tokens [n] just drawn in `slots` (each at most once)."""
-        penalised = np.flatnonzero(self._has_penalty[slots]) if self._asking else ()
+        if not self._asking:
+            return
+        penalised = np.flatnonzero(self._has_penalty[slots])
         if len(penalised):
             assert self._num_in_output is not None and self._is_known is not None
             places = self._to_device(slots[penalised]), token_ids.index_select(0, self._to_device(penalised))

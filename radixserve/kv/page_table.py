@@ -7,6 +7,7 @@ The host copy is the truth; it does not know which page is free, only that page 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import add
 
 import numpy as np
@@ -96,6 +97,8 @@ class PageTable:
         AssertionError where a row leaves the table or reads a page that was not written.
         """
         self._check_rows(slots, starts, counts)
+        if slots and max(counts) == 1:
+            return self._build_decode_csr(slots, starts)
         first = np.asarray(starts, dtype=np.int64)
         count = np.asarray(counts, dtype=np.int64)
         seq_lens = first + count
@@ -104,19 +107,10 @@ class PageTable:
         parts = [self.host[slot, :n] for slot, n in zip(slots, num_pages.tolist(), strict=True)]
         kv_indices = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
         kv_indptr = _indptr(num_pages)
-        if len(kv_indices) and not kv_indices.min():
-            place = int(np.argmin(kv_indices))
-            row = int(np.searchsorted(kv_indptr, place, side="right")) - 1
-            raise AssertionError(
-                f"PageTable: row {row} reads tokens 0..{seq_lens[row]} of slot {slots[row]}, "
-                f"but its page {place - kv_indptr[row]} was never written"
-            )
-        if len(count) == count.sum():  # rows of one token each, in their last pages
-            positions, pages = first, kv_indices[kv_indptr[1:] - 1].astype(np.int64)
-        else:
-            positions = ragged_arange(first, count)
-            slot_ids = np.asarray(slots, dtype=np.int64)
-            pages = self.host[np.repeat(slot_ids, count), positions // self.page_size].astype(np.int64)
+        _check_written(kv_indices, kv_indptr, seq_lens, slots)
+        positions = ragged_arange(first, count)
+        slot_ids = np.asarray(slots, dtype=np.int64)
+        pages = self.host[np.repeat(slot_ids, count), positions // self.page_size].astype(np.int64)
         return PageCsr(
             qo_indptr=_indptr(count),
             kv_indptr=kv_indptr,
@@ -126,6 +120,25 @@ class PageTable:
             positions=positions,
             out_slots=pages * self.page_size + positions % self.page_size,
         )
+
+    def _build_decode_csr(self, slots: Sequence[int], starts: Sequence[int]) -> PageCsr:
+        """build_csr() of rows of one token each, every row's token being in its last page.
+
+        Between two steps the weights have passed through the caches, and each of numpy's functions begins cold: some 30 µs where a loop
+        over a few rows takes 1 or 2. So the tables are counted in ints, and made at once.
+        """
+        n, page_size = len(slots), self.page_size
+        last_pages = [start // page_size for start in starts]
+        kv_indices = np.concatenate([self.host[slot, : last + 1] for slot, last in zip(slots, last_pages, strict=True)])
+        kv_ends = list(accumulate(last + 1 for last in last_pages))
+        offsets = [start - last * page_size for start, last in zip(starts, last_pages, strict=True)]
+        lists = [*range(n + 1), 0, *kv_ends, *(offset + 1 for offset in offsets), *(start + 1 for start in starts)]
+        tables = np.array(lists, dtype=np.int32)
+        kv_indptr, seq_lens = tables[n + 1 : 2 * n + 2], tables[3 * n + 2 :]
+        _check_written(kv_indices, kv_indptr, seq_lens, slots)
+        out_slots = [kv_indices.item(end - 1) * page_size + offset for end, offset in zip(kv_ends, offsets, strict=True)]
+        places = np.array([*starts, *out_slots], dtype=np.int64)
+        return PageCsr(tables[: n + 1], kv_indptr, kv_indices, tables[2 * n + 2 : 3 * n + 2], seq_lens, places[:n], places[n:])
 
     def _check_slot(self, slot: int) -> None:
         assert 0 <= slot < self.num_slots, f"PageTable: expected a slot in 0..{self.num_slots - 1}, got {slot}"
@@ -145,6 +158,16 @@ class PageTable:
         capacity = self.max_pages_per_slot * self.page_size
         longest = max(map(add, starts, counts))
         assert longest <= capacity, f"PageTable: expected at most {capacity} tokens in a slot, got {longest}"
+
+
+def _check_written(kv_indices: Int32, kv_indptr: Int32, seq_lens: npt.NDArray[np.signedinteger], slots: Sequence[int]) -> None:
+    if len(kv_indices) and not kv_indices.min():
+        place = int(np.argmin(kv_indices))
+        row = int(np.searchsorted(kv_indptr, place, side="right")) - 1
+        raise AssertionError(
+            f"PageTable: row {row} reads tokens 0..{seq_lens[row]} of slot {slots[row]}, "
+            f"but its page {place - kv_indptr[row]} was never written"
+        )
 
 
 def _indptr(counts: Int64) -> Int32:

@@ -1,4 +1,4 @@
-"""Python's collector of cycles in a process that serves: it stops the whole process while it looks, so it is to look at little, and seldom."""
+"""Python's collector of cycles in a process that serves: it stops the process while it looks: it is to look at little, and seldom."""
 
 import gc
 
@@ -8,7 +8,7 @@ FULL_COLLECTION_INTERVAL = 100
 
 
 def spare_pauses() -> None:
-    """Call once, when all is loaded: modules, weights and whatever else there is now live as long as the process, and are not looked at again.
+    """Call once, when all is loaded: what there is then lives as long as the process, and is not looked at again.
 
     Takes one full collection, so that nothing dead is kept for ever.
     """

@@ -150,9 +150,7 @@ class PageTable:
         if not len(slots):
             return
         # rows are few: builtins over the ints are done before numpy has begun
-        assert 0 <= min(slots) <= max(slots) < self.num_slots, (
-            f"PageTable: expected slots in 0..{self.num_slots - 1}, got {list(slots)}"
-        )
+        assert 0 <= min(slots) <= max(slots) < self.num_slots, f"PageTable: expected slots in 0..{self.num_slots - 1}, got {list(slots)}"
         assert min(starts) >= 0, f"PageTable: expected starts >= 0, got {list(starts)}"
         assert min(counts) >= 1, f"PageTable: expected counts >= 1, got {list(counts)}"
         capacity = self.max_pages_per_slot * self.page_size

@@ -49,7 +49,7 @@ class SlotSettings:
         return bool(self._is_taken[slot])
 
     def sampling_rows(self, slots: npt.NDArray[np.int64], output_indices: npt.NDArray[np.int64]) -> SamplingRows | None:
-        """Settings and uniforms of one draw per slot; output_indices[i] is the place of slots[i]'s token in its output. None: all greedy."""
+        """Settings and uniforms of one draw per slot, output_indices[i] being the place of slots[i]'s token; None: all are greedy."""
         if not self._drawing:
             return None
         greedy = self._greedy[slots]

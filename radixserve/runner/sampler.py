@@ -16,6 +16,7 @@ A NaN logit counts as -inf and +inf as the largest float. A row without any fini
 import ctypes
 import logging
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -44,8 +45,10 @@ class SamplingRows:
     uniform: npt.NDArray[np.float64]  # in [0, 1)
 
 
-def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """logits [n, vocab_size] float32 -> token ids [n] int64, on the same device."""
+def sample(logits: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
+    """logits [n, vocab_size] float32 -> token ids [n] int64, on the same device. No settings: all rows are greedy."""
+    if rows is None:
+        return _argmax(logits)
     n = len(rows.greedy)
     assert logits.shape[:-1] == (n,), f"sample: expected logits of {n} rows, got shape {tuple(logits.shape)}"
     if rows.greedy.all():
@@ -69,7 +72,7 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
         host = logits.numpy()
         best = host.argmax(axis=-1)
         # argmax takes NaN for the largest, so a row with one shows it in its winner
-        if np.isfinite(host[np.arange(len(best)), best]).all():
+        if all(isfinite(host.item(row, token_id)) for row, token_id in enumerate(best.tolist())):
             return torch.from_numpy(best)
     return _clean(logits).argmax(dim=-1)
 

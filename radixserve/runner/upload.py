@@ -36,6 +36,7 @@ class Uploader:
     def __init__(self, device: torch.device, *, is_packed: bool | None = None) -> None:
         self._device = device
         self._is_cuda = device.type == "cuda"
+        self._is_host = device.type == "cpu"
         self._is_packed = self._is_cuda if is_packed is None else is_packed
         self._buffers = [_Buffer(self._empty(_MIN_BYTES)) for _ in range(2)] if self._is_packed else []
 
@@ -43,7 +44,7 @@ class Uploader:
         """Send all of them. Any dtypes, one-dimensional or not."""
         if not self._is_packed:
             views = {name: torch.from_numpy(array) for name, array in arrays.items()}
-            return Uploaded(views, {name: view.to(self._device) for name, view in views.items()})
+            return Uploaded(views, views if self._is_host else {name: view.to(self._device) for name, view in views.items()})
         ends, end = {}, 0
         for name, array in arrays.items():
             start = -(-end // _ALIGNMENT) * _ALIGNMENT

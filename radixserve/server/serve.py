@@ -14,6 +14,7 @@ import uvicorn
 
 from radixserve.config import EngineConfig, ServerConfig
 from radixserve.engine.client import AsyncEngine
+from radixserve.engine.garbage import spare_pauses
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.link import EngineLink, ProcessLink
 from radixserve.errors import ConfigError, EngineDeadError, ShuttingDownError, UnavailableError
@@ -161,6 +162,7 @@ class _Serving:
         )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await _first_of(serving, server.is_listening.wait())
+        spare_pauses()
         _announce(engine.info, app.state.context.served_name, listener)
         gave_up = asyncio.create_task(engine.wait_given_up())
         await _first_of(serving, gave_up, self._drain_asked.wait(), self._stop_asked.wait())

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiment.tables import PlanError, Table
+from bench.protocol import CHAT_ROUTE
 
 ARRIVALS = ("poisson", "constant")
 
@@ -154,6 +155,8 @@ def _server(table: Table) -> ServerPlan:
     )
     if server.command and server.flags:
         table.fail("flags", "no flags beside a command: write them into it", list(server.flags))
+    if server.path.endswith(CHAT_ROUTE):
+        table.fail("path", "a completions route (of a chat no ideal is known; bench.serving has chats)", server.path)
     table.finish()
     return server
 

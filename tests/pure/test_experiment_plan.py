@@ -66,6 +66,7 @@ def test_a_plan_is_read_with_its_defaults() -> None:
         ({"servers": []}, r"servers: expected at least one \[\[servers\]\], got none"),
         ({"servers__0__flag": []}, r"servers\[0\].flag: unknown key; did you mean flags?"),
         ({"servers__0__health": "health"}, r"servers\[0\].health: expected a path that begins with /, got 'health'"),
+        ({"servers__0__path": "/v1/chat/completions"}, r"servers\[0\].path: expected a completions route .* got '/v1/chat/completions'"),
         ({"servers__0__command": ["x"], "servers__0__flags": ["--y"]}, r"servers\[0\].flags: expected no flags beside a command"),
         ({"servers__0__env": {"A": 1}}, r"servers\[0\].env.A: expected a text, got 1"),
         ({"servers__1__label": "on", "baseline": "on"}, "servers: expected labels that differ, got 'on' twice"),

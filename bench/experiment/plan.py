@@ -19,8 +19,9 @@ ARRIVALS = ("poisson", "constant")
 class ServerPlan:
     """One server. Without `command` it is this project's, with the plan's flags and then its own.
 
-    In `command`, {port} and {model_dir} are filled in, and ${NAME} from the environment; where a program or a variable is not there the
-    server is skipped by name. `flush` is the path to POST between two runs, "" where there is none (prompts differ by seed anyway).
+    In `command`, {port} and {model_dir} are filled in, and ${NAME} or ${NAME:-otherwise} from the environment; in `env` too, but for the
+    port. Where a program or a variable is not there the server is skipped by name. `flush` is the path to POST between two runs, "" where
+    there is none (prompts differ by seed anyway).
     """
 
     label: str

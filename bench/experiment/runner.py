@@ -198,4 +198,5 @@ async def _ttft(words: Words, plan: Plan, live: Sequence[_Live], shape: ModelSha
     for n, p in plan.ttft.pairs:
         pair = await measure_ttft(found.target, words, shape, n, p, repeats=plan.ttft.repeats, seed=plan.seed, flush_path=found.plan.flush)
         say(f"one request at a time: {pair.describe()}")
-        yield TtftResult(n, p, pair.repeats, pair.cold_s, pair.hit_s, pair.cached_tok, pair.floor)
+        parts = (pair.cold_step_s, pair.hit_step_s, pair.hit_server_s)
+        yield TtftResult(n, p, pair.repeats, pair.cold_s, pair.hit_s, pair.cached_tok, pair.floor, *parts)

@@ -14,7 +14,7 @@ _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
 class Pauses:
-    """A context manager around a run. Inside, the collector looks only at objects that the run itself made.
+    """A context manager around a run. Inside, the collector looks only at objects that the run itself made, and at none of them for ever.
 
     gc_max_s: the longest collection within. core_wait_s: how long this thread was ready to run and had no core; None where the system does
     not tell. Both are there once it has been left.
@@ -37,12 +37,14 @@ class Pauses:
         gc.callbacks.remove(self._on_collection)
         gc.unfreeze()
 
-    def _on_collection(self, phase: str, _: dict[str, int]) -> None:
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         now = time.perf_counter()
         if phase == "start":
             self._began_at = now
         else:
             self.gc_max_s = max(self.gc_max_s, now - self._began_at)
+            if info["generation"] == 2:
+                gc.freeze()  # once is enough: else the full collections of a long run get longer and longer
 
 
 def _core_wait_s() -> float | None:

@@ -12,7 +12,7 @@ from bench.records import RunResult, percentile
 
 LATE_S = 0.02  # a p99 of lateness above this changes a load of tens of requests per second
 BUSY = 0.8  # of a core
-WORST = ("late_p99", "late_max", "generator_gc_max")  # one run that was sent late is enough to doubt the figures
+WORST = ("late_p99", "late_max", "generator_gc_max", "generator_cpu_share")  # one run that was sent late is enough to doubt the figures
 ABOVE_IDEAL = 0.02  # a hit rate that much above the ideal is no beginning that is alike by chance
 
 
@@ -106,7 +106,7 @@ def summarize(label: str, seed: int, result: RunResult) -> RunSummary:
 
 
 def medians(results: Sequence[RunSummary]) -> RunSummary:
-    """Field by field the median over runs of one load, of lateness the worst run; what is no figure, and the seed, are the first run's."""
+    """Field by field the median over runs of one load, of lateness and its causes the worst run; what is no figure, and the seed, are the first run's."""
     merged = {}
     for spec in dataclasses.fields(RunSummary):
         values = [getattr(result, spec.name) for result in results]

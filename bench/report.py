@@ -106,7 +106,10 @@ def summarize(label: str, seed: int, result: RunResult) -> RunSummary:
 
 
 def medians(results: Sequence[RunSummary]) -> RunSummary:
-    """Field by field the median over runs of one load, of lateness and its causes the worst run; what is no figure, and the seed, are the first run's."""
+    """Field by field the median over runs of one load, of lateness and its causes the worst run.
+
+    What is no figure, and the seed, are the first run's.
+    """
     merged = {}
     for spec in dataclasses.fields(RunSummary):
         values = [getattr(result, spec.name) for result in results]

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class ShareGpt:
     num_chats: int = option(32, "conversations at most, drawn from those that fit and are the same tokens as text and as ids")
     max_turns: int = option(4, "user turns of a conversation at most; 1 sends the first alone")
     max_len: int = option(2048, "tokens of a conversation at most, the answers included; later turns are left out, longer ones too")
-    output_len: int = option(0, "tokens of every answer; 0: as long as the recorded one", at_least=0)
+    output_len: int = option(0, "tokens of every answer; 0: as the recorded one, and a question without one is not asked", at_least=0)
     concurrency: int = option(8, "requests at a time, where the command says nothing")
 
     @property
@@ -96,7 +97,7 @@ class ShareGpt:
         total = 0
         for question, answer in chat[: self.max_turns]:
             ids = settled(draw, f"\n{question}\n" if turns else f"{question}\n")
-            if ids is None or not _is_text(answer):
+            if ids is None or not _is_text(answer) or not (answer or self.output_len):
                 break
             output_len = self.output_len or max(1, len(draw.words.encode(answer)))
             total += len(ids) + output_len
@@ -161,7 +162,8 @@ def _pairs(where: str, turns: Any) -> list[tuple[str, str]]:
 
     Files of this format are cut and cleaned by many hands. A system's words at the start come in front of the first question, as they would
     in a prompt; an answer at the start, whose question is in another entry, is left out. The conversation ends where two turns of one side
-    follow each other, at a turn of anybody else (a tool's call or result, a later system's), and at one without text.
+    follow each other, at a turn of anybody else (a tool's call or result, a later system's), and at a question without text. An answer is
+    "" where there is none, as in files that hold questions alone.
     """
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise ValueError(f'workload sharegpt: {where}: expected conversations of {{"from": ..., "value": text}}, got {str(turns)[:60]}')
@@ -173,8 +175,8 @@ def _pairs(where: str, turns: Any) -> list[tuple[str, str]]:
     if sides and sides[0][0] == "model":
         del sides[0]
     pairs: list[tuple[str, str]] = []
-    for (asks, question), (answers, answer) in zip(sides[::2], sides[1::2]):
-        if (asks, answers) != ("person", "model") or not question or not answer:
+    for (asks, question), (answers, answer) in zip_longest(sides[::2], sides[1::2], fillvalue=("model", "")):
+        if (asks, answers) != ("person", "model") or not question:
             break
         pairs.append((question if pairs else f"{system}{question}", answer))
     return pairs

@@ -250,7 +250,7 @@ def test_conversations_of_a_file(words: Words, small: dict[str, dict[str, Any]])
     three = [request for request in load.requests if ".t" in request.id]
     assert [request.output_len for request in three] == [2, 2, 2]
     assert [words.text(part) for part in three[2].parts if not isinstance(part, AnswerOf)] == ["bab beb\n"] + ["\nbab beb\n"] * 2
-    assert make_workload("sharegpt", words, 1, path=small["sharegpt"]["path"], max_turns=1, output_len=9).num_requests == 3
+    assert make_workload("sharegpt", words, 1, path=small["sharegpt"]["path"], max_turns=1, output_len=9).num_requests == 4
 
 
 @pytest.mark.parametrize(
@@ -308,6 +308,19 @@ def test_what_conversations_of_files_are(entry: Any, pairs: list[str], is_lines:
     questions = [words.text(request.parts[-1]).strip() for request in load.requests]
     assert [one for one in questions if one != "dab"] == pairs
     assert len(questions) == len(pairs) + 1
+
+
+def test_questions_alone_are_asked_where_the_length_of_an_answer_is_given(words: Words, tmp_path: Path) -> None:
+    path = tmp_path / "chats.json"
+    path.write_text(json.dumps([{"conversations": turns("human bab, gpt ")}, {"conversations": turns("human beb, gpt bib, human bob")}]))
+    questions = {
+        output_len: sorted(
+            words.text(request.parts[-1]).strip()
+            for request in make_workload("sharegpt", words, 1, path=str(path), output_len=output_len).requests
+        )
+        for output_len in (0, 3)
+    }
+    assert questions == {0: ["beb"], 3: ["bab", "beb", "bob"]}
 
 
 def test_no_more_conversations_are_read_than_asked_for(small: dict[str, dict[str, Any]], tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def _ratio_card(results: Results, load: str, server: str) -> Card:
     bound = f.over_repeats([pair.bound for pair in pairs])
     reached = f.over_repeats([pair.of_bound for pair in pairs])
     assert ratio is not None
-    note = f"{len(pairs)} pairs of runs, {ratio.low:.2f} to {ratio.high:.2f}"
+    note = "one pair of runs" if len(pairs) == 1 else f"{len(pairs)} pairs of runs, {ratio.low:.2f} to {ratio.high:.2f}"
     if bound is not None and reached is not None:
         note += f"; saving prefill alone allows {times(bound.median)}: "
         note += "more than that, see below" if reached.median > ABOVE else f"{percent(reached.median, 0)} of that was reached"
@@ -73,7 +73,7 @@ def sentences(results: Results) -> tuple[str, ...]:
     if server is None:
         return ()
     said = [
-        *(_of_load(results, load, server) for load in results.closed_loads),
+        *(_of_load(results, load, server) + _of_others(results, load, server) for load in results.closed_loads),
         _of_floor(results),
         *(_of_rates(results, load) for load in results.open_loads),
         lesson_in_words(perturbed_groups(results, server)),
@@ -98,6 +98,15 @@ def _of_load(results: Results, load: LoadPlan, server: str) -> str:
     short = "" if hit.median >= ideal - NEAR else f" ({_why_short(results, load.label, server)})"
     re_used = f"{percent(hit.median)} of the prompt tokens re-used, ideal {percent(ideal)}{short}."
     return f"{head}{re_used} {_against_bound(pairs, speed, results)}"
+
+
+def _of_others(results: Results, load: LoadPlan, server: str) -> str:
+    """Where more than two servers ran: how the ones that are not spoken of compare with the baseline."""
+    told = []
+    for label in results.labels:
+        if label not in (server, results.plan.baseline) and (pairs := f.pairs(results, load.label, label)):
+            told.append(f"{label} {spread_of(f.over_repeats([pair.time_ratio for pair in pairs]), unit='x')}")
+    return f" That was {server}; beside it {listed(told)}." if told else ""
 
 
 def _why_short(results: Results, load: str, server: str) -> str:

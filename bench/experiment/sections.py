@@ -38,11 +38,11 @@ def conditions(results: Results) -> list[tuple[str, str, float | None]]:
 
 def first_screen(results: Results, pictures: Pictures) -> list[Block]:
     plan = results.plan
-    repeats = sorted({load.repeats for load in plan.loads})
+    repeats = ["once" if number == 1 else f"{number} times" for number in sorted({load.repeats for load in plan.loads})]
     skipped = [server.label for server in results.servers if server.skipped]
     lead = (
         f"{plan.about} {listed(results.labels).capitalize()} ran in turn on the same prompts: each load "
-        f"{' or '.join(map(str, repeats))} times, caches emptied before each run. "
+        f"{' or '.join(repeats)}, caches emptied before each run. "
         f"{results.environment.get('processor', '')}. {results.started_at}."
     )
     if skipped:

@@ -32,7 +32,11 @@ def checks(results: Results) -> list[Block]:
 
 def method(results: Results) -> list[Block]:
     plan = results.plan
-    servers = tuple((s.label, s.version or NOT_TOLD, f"skipped: {s.skipped}" if s.skipped else f"`{s.command}`") for s in results.servers)
+    about = {server.label: f"; {server.about}" if server.about else "" for server in plan.servers}
+    servers = tuple(
+        (s.label, s.version or NOT_TOLD, f"skipped: {s.skipped}" if s.skipped else f"`{s.command}`{about.get(s.label, '')}")
+        for s in results.servers
+    )
     loads = tuple(
         (load.label, load.workload, _load_words(load.options, load.concurrency, load.rates, load.arrivals), load.about)
         for load in plan.loads

@@ -180,13 +180,14 @@ def test_every_server_is_compared_in_words() -> None:
     first = [one for one in results.runs if one.repeat == 0]
     third = [dataclasses.replace(one, server="int8", wall_s=one.wall_s * 1.25) for one in first if one.server == "on"]
     servers = (*results.servers, dataclasses.replace(results.servers[0], label="int8"))
-    plan_servers = (*results.plan.servers, dataclasses.replace(results.plan.servers[0], label="int8"))
+    plan_servers = (*results.plan.servers, dataclasses.replace(results.plan.servers[0], label="int8", about="another model"))
     loads = tuple(dataclasses.replace(load, repeats=1) for load in results.plan.loads)
     plan = dataclasses.replace(results.plan, servers=plan_servers, loads=loads)
     more = dataclasses.replace(results, plan=plan, servers=servers, runs=(*first, *third))
     text = to_markdown(blocks_of(more, {}))
     assert "On, off and int8 ran in turn on the same prompts: each load once, caches emptied" in text
     assert "one pair of runs; saving prefill alone" in text
+    assert "| int8 | 0.1.0 | `radixserve serve`; another model |" in text
     ratios = re.findall(r"- `shared`: .*measured ([0-9.]+)x .* That was on; beside it int8 ([0-9.]+)x\.", text)
     assert [float(on) for on, _ in ratios] == [pytest.approx(1.25 * float(int8), abs=0.01) for _, int8 in ratios] != []
     assert "beside it" not in to_markdown(blocks_of(results, {}))

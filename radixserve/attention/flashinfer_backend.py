@@ -7,6 +7,7 @@ A step is cut into parts, each planned once and run once a layer, one after the 
 K and V are written before any part reads them, so lengths include this step's tokens.
 """
 
+import time
 from typing import Any, Protocol
 
 import torch
@@ -106,6 +107,11 @@ class FlashInferBackend:
     def decode_graph(self, num_rows: int, indices: torch.Tensor) -> "GraphDecode":
         """Attention of decode steps of up to num_rows rows inside of one CUDA graph; `indices` [n] int32 takes the page ids."""
         return GraphDecode(self, num_rows, indices)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds of all plans so far, a graph's too, in which the host waited for the one before to be copied to the device."""
+        return self._guard.waited_s
 
     @property
     def num_shared_rows(self) -> int:
@@ -258,10 +264,13 @@ class PlanGuard:
         if device.type == "cuda":
             self._planned = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._has_planned = False
+        self.waited_s = 0.0
 
     def __enter__(self) -> None:
         if self._planned is not None and self._has_planned:
+            start = time.perf_counter()
             self._planned.synchronize()
+            self.waited_s += time.perf_counter() - start
 
     def __exit__(self, *exc_info: object) -> None:
         if self._planned is not None:

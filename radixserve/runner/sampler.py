@@ -22,6 +22,7 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from radixserve.kv import pinned
 from radixserve.native import loaded_library
 
 _LOG = logging.getLogger(__name__)
@@ -53,13 +54,13 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     token_ids = torch.empty(n, dtype=torch.int64, device=logits.device)
     greedy, drawn = np.flatnonzero(rows.greedy), np.flatnonzero(~rows.greedy)
     if len(greedy):
-        index = torch.from_numpy(greedy).to(logits.device, non_blocking=True)
+        index = pinned.send(greedy, logits.device)
         token_ids.index_copy_(0, index, _argmax(logits.index_select(0, index)))
     library = loaded_library() if logits.device.type == "cpu" else None
     if library is not None:
         _draw_natively(library, logits, rows, drawn, token_ids)
         return token_ids
-    index = torch.from_numpy(drawn).to(logits.device, non_blocking=True)
+    index = pinned.send(drawn, logits.device)
     token_ids.index_copy_(0, index, _draw(logits.index_select(0, index), rows, drawn))
     return token_ids
 
@@ -117,7 +118,7 @@ def _draw(logits: torch.Tensor, rows: SamplingRows, which: npt.NDArray[np.int64]
     largest = clean.amax(dim=-1, keepdim=True)
     has_any = largest > -torch.inf
     # the largest is taken away first: dividing by a tiny temperature then only sends the others to -inf
-    temperature = torch.from_numpy(np.maximum(rows.temperature[which], _TINY)).to(device, torch.float32, non_blocking=True)[:, None]
+    temperature = pinned.send(np.maximum(rows.temperature[which], _TINY).astype(np.float32), device)[:, None]
     p = torch.softmax((clean - torch.where(has_any, largest, 0.0)) / temperature, dim=-1)
     p = torch.where(has_any, p, 0.0)
 
@@ -125,14 +126,14 @@ def _draw(logits: torch.Tensor, rows: SamplingRows, which: npt.NDArray[np.int64]
     top_k = np.where((top_k < 1) | (top_k >= vocab_size), _NO_TOP_K, top_k)
     filtered = np.flatnonzero((top_k < vocab_size) | (top_p < 1.0))
     if len(filtered):
-        index = torch.from_numpy(filtered).to(device, non_blocking=True)
-        k = torch.from_numpy(top_k[filtered]).to(device, non_blocking=True)
-        mass = torch.from_numpy(top_p[filtered]).to(device, non_blocking=True)
+        index = pinned.send(filtered, device)
+        k = pinned.send(top_k[filtered], device)
+        mass = pinned.send(top_p[filtered], device)
         p.index_copy_(0, index, _keep_likeliest(p.index_select(0, index), clean.index_select(0, index), k, mass))
     if (min_p > 0).any():
-        floor = p.amax(dim=-1, keepdim=True) * torch.from_numpy(min_p).to(device, torch.float32, non_blocking=True)[:, None]
+        floor = p.amax(dim=-1, keepdim=True) * pinned.send(min_p.astype(np.float32), device)[:, None]
         p = torch.where(p >= floor, p, 0.0)
-    return _inverse_cdf(p, torch.from_numpy(rows.uniform[which]).to(device, non_blocking=True))
+    return _inverse_cdf(p, pinned.send(rows.uniform[which], device))
 
 
 def _inverse_cdf(p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:

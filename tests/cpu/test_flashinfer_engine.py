@@ -14,6 +14,8 @@ import torch
 
 from radixserve.attention import registry
 from radixserve.attention.decode_groups import SharingCost
+from radixserve.attention.decode_tables import RowTables
+from radixserve.attention.flashinfer_backend import FlashInferBackend
 from radixserve.engine import build, graphs
 from radixserve.engine.engine import Engine
 from radixserve.errors import ConfigError
@@ -23,6 +25,7 @@ from radixserve.runner.upload import Uploader
 from tests.support.engine_runs import Answer, make_request, run, tiny_engine
 from tests.support.flashinfer_ops import install_ops
 from tests.support.flashinfer_reference import Reference
+from tests.support.pinned_memory import PinnedMemory
 from tests.support.recorded_graph import GraphRecorder
 
 pytest.importorskip("flashinfer", reason="flashinfer-python is not installed (make install does it)")
@@ -217,3 +220,28 @@ def test_kernels_that_do_not_compile_are_one_sentence(gpu: Gpu, tiny_model: Tiny
         ConfigError, match=r"^--attention-backend flashinfer: its kernels .* \(RuntimeError: Ninja build failed\.\); they need nvcc"
     ):
         gpu.engine(tiny_model("llama", True))
+
+
+@pytest.mark.parametrize("cost", [NEVER, ALWAYS], ids=["flat", "shared"])
+def test_tables_that_planners_copy_are_pinned(
+    gpu: Gpu, tiny_model: Tiny, cost: SharingCost | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets and lengths of every step's plans, in graphs and outside; plans at start are of tables that nobody has sent."""
+    memory = PinnedMemory()
+    memory.install(monkeypatch, torch.device("cpu"))
+    engine = gpu.engine(tiny_model("llama", True), cost, chunked_prefill_size=48, max_running_requests=6)
+    seen: list[torch.Tensor] = []
+    plain = FlashInferBackend._plan_rows, FlashInferBackend._plan_prefill
+
+    def plan_rows(self: FlashInferBackend, wrapper: Any, tables: RowTables, **split: Any) -> None:
+        seen.extend([tables.kv_indptr, tables.last_page_len, tables.seq_lens])
+        plain[0](self, wrapper, tables, **split)
+
+    def plan_prefill(self: FlashInferBackend, wrapper: Any, tables: RowTables, is_causal: bool) -> None:
+        seen.extend([tables.qo_indptr, tables.kv_indptr, tables.last_page_len, tables.seq_lens])
+        plain[1](self, wrapper, tables, is_causal)
+
+    monkeypatch.setattr(FlashInferBackend, "_plan_rows", plan_rows)
+    monkeypatch.setattr(FlashInferBackend, "_plan_prefill", plan_prefill)
+    greedy(engine, make_prompts(8))
+    assert len(seen) > 60 and all(memory.holds(table) for table in seen)

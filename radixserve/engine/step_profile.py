@@ -38,17 +38,8 @@ class StepProfile:
         in_kernels = times.attention_s + times.products_s + times.row_ops_s + times.head_s
         known = tree + schedule + times.plan_s + times.wait_s + times.forward_s + times.sample_s
         kernels = [times.attention_s, times.products_s, times.row_ops_s, times.head_s]
-        seconds = [
-            tree,
-            schedule,
-            times.plan_s,
-            times.wait_s,
-            *kernels,
-            times.forward_s - in_kernels,
-            times.sample_s,
-            end - start - known,
-            between,
-        ]
+        rests = [times.forward_s - in_kernels, times.sample_s, end - start - known, between]
+        seconds = [tree, schedule, times.plan_s, times.wait_s, *kernels, *rests]
         kind = "decode" if batch.num_decode_rows == len(batch.rows) else "prefill"
         self._rows[kind].append((len(batch.rows), sum(row.count for row in batch.rows), seconds))
         self._num_left -= 1

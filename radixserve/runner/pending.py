@@ -2,7 +2,7 @@
 pinned memory behind it."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -73,6 +73,5 @@ class PendingStep:
                 token_ids[index] = token_id
             if len(drawn) > len(self.sampled) and drawn[-1]:
                 warn_of_empty(drawn[-1], len(self.sampled))
-        return StepOutput(
-            self.batch.step, tuple(token_ids), StepTimes(self.plan_s, *self.clock.seconds(), *self.parts, wait_s=self.wait_s), self.logprobs
-        )
+        times = replace(StepTimes(self.plan_s, *self.clock.seconds(), *self.parts), wait_s=self.wait_s)
+        return StepOutput(self.batch.step, tuple(token_ids), times, self.logprobs)

@@ -20,6 +20,7 @@ from radixserve.kv import KVPool
 
 WORKSPACE_BYTES = 128 << 20  # FlashInfer's own advice; partial results of split rows, of one part at a time
 INT_WORKSPACE_BYTES = 8 << 20  # of each eager wrapper, on the device and pinned
+EAGER_WORKSPACE_BYTES = WORKSPACE_BYTES + 3 * INT_WORKSPACE_BYTES  # extend, shared, decode
 GRAPH_INT_WORKSPACE_BYTES = 1 << 20  # of each graph's wrapper: a plan for at most 512 rows takes some ten kilobytes
 MAX_MERGED_NUMBERS = 1024 * 8
 DEFAULT_COST = SharingCost()

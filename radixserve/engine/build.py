@@ -19,8 +19,9 @@ from radixserve.engine.info import EngineInfo
 from radixserve.engine.memory import has_native_bfloat16
 from radixserve.engine.pipeline import Overlapped
 from radixserve.engine.pool import affordable_pages, allocate
-from radixserve.errors import ConfigError
+from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.kv import KVPool
+from radixserve.kv.device_state import first_line, free_memory, is_out_of_memory
 from radixserve.models.config import ModelConfig, load_model_config
 from radixserve.models.decoder import Decoder
 from radixserve.models.location import ModelLocation, resolve_model
@@ -113,17 +114,25 @@ def load_rank(
     if group is not None:
         num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(min(torch.get_num_threads(), max(1, num_cores // group.size)))
-    return load_decoder(
-        model,
-        path,
-        dtype=getattr(torch, config.dtype),
-        device=device,
-        load_format=config.load_format,
-        seed=config.random_seed,
-        linear_backend=config.linear_backend,
-        quantization=config.quantization,
-        group=group,
-    )
+    try:
+        return load_decoder(
+            model,
+            path,
+            dtype=getattr(torch, config.dtype),
+            device=device,
+            load_format=config.load_format,
+            seed=config.random_seed,
+            linear_backend=config.linear_backend,
+            quantization=config.quantization,
+            group=group,
+        )
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceMemoryError(
+            f"no memory for the weights of {path.name} in {config.dtype}: {free_memory(device)}; end what else uses the device, take a "
+            f"smaller model, or split it over several (--tp-size) ({first_line(error)})"
+        ) from error
 
 
 def _make_cache(config: CacheConfig, num_pages: int) -> PageCache:

@@ -10,8 +10,9 @@ import torch
 
 from radixserve.attention.backend import AttentionBackend
 from radixserve.config import EngineConfig
-from radixserve.errors import ConfigError
+from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.kv import PageTable
+from radixserve.kv.device_state import first_line, free_memory, is_out_of_memory
 from radixserve.runner.decode_graphs import Capture, CudaCapture, DecodeGraphs, ForwardContract, graph_sizes
 
 logger = logging.getLogger("radixserve.engine")
@@ -51,12 +52,12 @@ def capture_graphs(
     start = time.perf_counter()
     try:
         graphs = DecodeGraphs(decoder, graphable, plan.sizes, plan.num_indices, page_table.page_size, page_table.device, capture)
-    except RuntimeError as error:  # the allocator's own OutOfMemoryError, or the driver's, which has no type of its own
-        if "out of memory" not in str(error):
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
             raise
-        raise ConfigError(
-            f"no memory for {len(plan.sizes)} CUDA graphs of up to {plan.sizes[-1]} rows: {error}; "
-            "lower --cuda-graph-max-bs or --mem-fraction-static, or give --disable-cuda-graph"
+        raise DeviceMemoryError(
+            f"no memory for {len(plan.sizes)} CUDA graphs of up to {plan.sizes[-1]} rows: {free_memory(page_table.device)}; lower "
+            f"--cuda-graph-max-bs or --mem-fraction-static, or give --disable-cuda-graph ({first_line(error)})"
         ) from error
     logger.info("captured %d CUDA graphs of 1 to %d rows in %.1f s", len(plan.sizes), plan.sizes[-1], time.perf_counter() - start)
     return graphs

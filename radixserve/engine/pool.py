@@ -6,7 +6,7 @@ from radixserve.config import EngineConfig
 from radixserve.engine.gpu_memory import estimate_reserve, gpu_pool_bytes
 from radixserve.engine.graphs import GraphPlan
 from radixserve.engine.memory import cpu_pool_bytes, free_bytes
-from radixserve.errors import ConfigError
+from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.kv import KVPool, PageTable, bytes_per_token
 from radixserve.models.config import ModelConfig
 from radixserve.models.decoder import Decoder
@@ -57,7 +57,7 @@ def allocate(
     except (RuntimeError, MemoryError) as error:  # torch's own kinds for memory that it did not get
         num_tokens = num_pages * page_size
         size = num_tokens * bytes_per_token(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
-        raise ConfigError(
+        raise DeviceMemoryError(
             f"no memory for the KV pool of {num_tokens} tokens ({size / 2**20:.0f} MiB) and the page table of {num_rows} rows of "
             f"{context_length} tokens: {free_bytes(device) / 2**20:.0f} MiB are free on {device}; "
             "lower --max-total-tokens, --max-running-requests or --context-length"

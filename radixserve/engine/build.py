@@ -14,7 +14,14 @@ from radixserve.attention.registry import make_attention_backend
 from radixserve.attention.timed import TimedAttention
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig
 from radixserve.engine.engine import Engine
-from radixserve.engine.graphs import attention_options, capture_graphs, graph_capture, plan_graphs, refuse_idle_flags
+from radixserve.engine.graphs import (
+    attention_options,
+    capture_graphs,
+    graph_capture,
+    plan_graphs,
+    refuse_idle_flags,
+    say_that_there_are_none,
+)
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.memory import has_native_bfloat16
 from radixserve.engine.pipeline import Overlapped
@@ -72,6 +79,7 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
     num_heads, options = decoder.config.num_heads, attention_options(config)
     attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, num_heads, options)
     refuse_idle_flags(config, attention.name)
+    say_that_there_are_none(config, attention.name, capture)
     if workers and group:
         workers.allocate(num_pages, attention.name)
         group.connect(workers.directory)
@@ -186,7 +194,11 @@ def _resolve_ranks(config: EngineConfig, model: ModelConfig, device: str) -> Eng
     if device == "cuda" and torch.cuda.device_count() < config.tp_size:
         raise ConfigError(f"--tp-size: expected at most {torch.cuda.device_count()}, the number of CUDA devices, got {config.tp_size}")
     if device == "cuda" and not config.disable_cuda_graph:
-        logger.info("--tp-size %d: decode steps run without CUDA graphs", config.tp_size)
+        logger.warning(
+            "--tp-size %d: there are no CUDA graphs with several ranks: each kernel of a decode step is launched by the host, which is "
+            "slower for few rows; --disable-cuda-graph says that this is meant",
+            config.tp_size,
+        )
     return dataclasses.replace(config, linear_backend="torch", disable_cuda_graph=True)
 
 

@@ -27,10 +27,10 @@ class GraphPlan:
 
 
 def plan_graphs(config: EngineConfig, capture: Capture | None) -> GraphPlan:
-    """config: resolved. Nothing where no capture can be had, or graphs are off."""
+    """config: resolved. Nothing where no capture can be had, graphs are off, or it names kernels that have none."""
     num_rows, context_length = config.scheduler.max_running_requests, config.context_length
     assert num_rows is not None and context_length is not None
-    if capture is None or config.disable_cuda_graph:
+    if capture is None or config.disable_cuda_graph or config.attention_backend not in ("auto", "flashinfer"):
         return GraphPlan([], 0)
     most = min(config.cuda_graph_max_bs, num_rows)
     pages_per_row = -(-context_length // config.cache.page_size)
@@ -61,6 +61,17 @@ def capture_graphs(
         ) from error
     logger.info("captured %d CUDA graphs of 1 to %d rows in %.1f s", len(plan.sizes), plan.sizes[-1], time.perf_counter() - start)
     return graphs
+
+
+def say_that_there_are_none(config: EngineConfig, attention_name: str, capture: Capture | None) -> None:
+    """Where graphs were to be expected and the attention backend, chosen or found, has none. For several ranks resolve_config says so."""
+    if capture is None or config.disable_cuda_graph or attention_name == "flashinfer":
+        return
+    logger.warning(
+        "--attention-backend %s has no CUDA graphs (flashinfer has): each kernel of a decode step is launched by the host, which is slower "
+        "for few rows; --disable-cuda-graph says that this is meant",
+        attention_name,
+    )
 
 
 def attention_options(config: EngineConfig) -> dict[str, object]:

@@ -1,9 +1,11 @@
 """How many pages the KV pool of one rank gets, and its memory. Of what a GPU's memory is divided into: gpu_memory.py."""
 
+import logging
+
 import torch
 
 from radixserve.config import EngineConfig
-from radixserve.engine.gpu_memory import estimate_reserve, gpu_pool_bytes
+from radixserve.engine.gpu_memory import division, estimate_reserve, gpu_pool_bytes
 from radixserve.engine.graphs import GraphPlan
 from radixserve.engine.memory import cpu_pool_bytes, free_bytes
 from radixserve.errors import ConfigError, DeviceMemoryError
@@ -11,6 +13,8 @@ from radixserve.kv import KVPool, PageTable, bytes_per_token
 from radixserve.models.config import ModelConfig
 from radixserve.models.decoder import Decoder
 from radixserve.models.packed_decoder import PackedDecoder
+
+logger = logging.getLogger("radixserve.engine")
 
 
 def affordable_pages(config: EngineConfig, model: ModelConfig, decoder: Decoder | PackedDecoder, graphs: GraphPlan) -> int:
@@ -27,8 +31,9 @@ def affordable_pages(config: EngineConfig, model: ModelConfig, decoder: Decoder 
         else:
             rows, chunk = config.scheduler.max_running_requests, config.scheduler.chunked_prefill_size
             assert rows is not None and chunk is not None
-            reserve = estimate_reserve(part, decoder.dtype, chunk, rows, graphs.sizes, graphs.num_indices)
+            reserve = estimate_reserve(part, decoder.dtype, chunk, rows, graphs.sizes, graphs.num_indices, config.tp_size)
             num_bytes = gpu_pool_bytes(*torch.cuda.mem_get_info(device), weight_bytes, reserve, config.cache.mem_fraction_static)
+            logger.info(division(num_bytes, weight_bytes, reserve))
         num_tokens = num_bytes // token_bytes
         if num_tokens < config.cache.page_size:
             raise ConfigError(

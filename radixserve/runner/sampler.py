@@ -31,6 +31,8 @@ _TINY = float(np.finfo(np.float32).tiny)
 _MAX = float(np.finfo(np.float32).max)
 # top_k and top_p cuts are looked for among so many likeliest tokens before a row is sorted whole
 _NUM_CANDIDATES = 512
+# of the rows that are sorted whole: a sort takes several times the memory of what it sorts
+ROWS_SORTED_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +164,11 @@ def _keep_likeliest(p: torch.Tensor, logits: torch.Tensor, top_k: torch.Tensor, 
     is_exact = is_final & ((last_kept > sorted_logits[:, -1]) | (sorted_p[:, -1] == 0) | (num_candidates == vocab_size))
     kept = _scatter_kept(p, sorted_ids, num_kept)
     if not bool(is_exact.all()):
-        rest = (~is_exact).nonzero()[:, 0]
-        p = p.index_select(0, rest)
-        sorted_ids = torch.sort(logits.index_select(0, rest), dim=-1, descending=True, stable=True).indices
-        num_kept, _ = _count_kept(p.gather(1, sorted_ids), top_k[rest], top_p[rest])
-        kept.index_copy_(0, rest, _scatter_kept(p, sorted_ids, num_kept))
+        for rest in torch.split((~is_exact).nonzero()[:, 0], ROWS_SORTED_AT_ONCE):
+            rest_p = p.index_select(0, rest)
+            sorted_ids = torch.sort(logits.index_select(0, rest), dim=-1, descending=True, stable=True).indices
+            num_kept, _ = _count_kept(rest_p.gather(1, sorted_ids), top_k[rest], top_p[rest])
+            kept.index_copy_(0, rest, _scatter_kept(rest_p, sorted_ids, num_kept))
     return kept
 
 

@@ -1,4 +1,4 @@
-"""At start on a GPU: no memory is one sentence with numbers, and a device that failed is an error, not a reason to try other kernels on it."""
+"""At start on a GPU: no memory is one sentence with numbers, and a device that failed is an error: no other kernels are tried on it."""
 
 import logging
 from dataclasses import fields
@@ -124,7 +124,7 @@ def test_a_launch_that_was_refused_is_no_end(
 
 def test_what_failed_before_is_not_blamed_on_attention(device: Device, pool: KVPool) -> None:
     device.fail(SICK, is_gone=True)
-    with pytest.raises(DeviceError, match="^cpu: loading the model failed: CUDA error: an illegal"):
+    with pytest.raises(DeviceError, match=r"^cpu: loading the model failed: CUDA error: an illegal"):
         make(pool)
 
 

@@ -33,7 +33,7 @@ class _Part(Protocol):
 
 
 class FlashInferBackend:
-    """AttentionBackend over a pool of bfloat16 or float16 on a GPU; ConfigError where FlashInfer cannot be had.
+    """AttentionBackend over a pool of bfloat16 or float16, stored so or in FP8, on a GPU; ConfigError where FlashInfer cannot be had.
 
     cost: when decode rows that share a beginning read it once; None never.
     fixed_split_pages: cut decode rows' keys at fixed places, and prompt chunks' nowhere, instead of by what else is in the batch (for a
@@ -135,7 +135,7 @@ class FlashInferBackend:
         if self._cost is None or batch.num_decode_rows < 2:
             return None
         pool = self._pool
-        page_bytes = 2 * pool.page_size * pool.num_kv_heads * pool.head_dim * pool.dtype.itemsize
+        page_bytes = 2 * pool.page_size * pool.num_kv_heads * pool.head_dim * pool.stored_dtype.itemsize
         alone, needed = (self._cost.min_saved_bytes(is_graph) // page_bytes for is_graph in (False, has_graph))
         # no group can save more than all rows but one
         if int(batch.kv_indptr_host[batch.num_decode_rows]) <= needed:
@@ -168,7 +168,9 @@ class FlashInferBackend:
         return self._num_heads, self._pool.num_kv_heads, self._pool.head_dim, self._pool.page_size
 
     def _dtypes(self) -> dict[str, torch.dtype]:
-        return {"q_data_type": self._pool.dtype, "kv_data_type": self._pool.dtype}  # float16 if left out
+        # of q, and with it of what comes out, float16 if left out. K and V of 8 bits are widened in registers; without k_scale and v_scale
+        # they count as they are (docs/decisions/010)
+        return {"q_data_type": self._pool.dtype, "kv_data_type": self._pool.stored_dtype}
 
 
 class _Plain:

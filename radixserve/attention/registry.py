@@ -96,6 +96,8 @@ def make_attention_backend(name: str, pool: KVPool, num_heads: int, options: Opt
     if name not in NAMES:
         raise ConfigError(f"--attention-backend: expected one of {', '.join(NAMES)}, got {name!r}")
     device_state.settle(pool.device, "loading the model")
+    if pool.stored_dtype != pool.dtype:
+        return _of_stored_fp8(name, pool, num_heads, options or {})
     if name != "auto":
         return _MAKERS[name](pool, num_heads, options or {})
     reasons: list[str] = []
@@ -112,3 +114,16 @@ def make_attention_backend(name: str, pool: KVPool, num_heads: int, options: Opt
             logger.warning("attention runs on %s, slower than the best for %s: %s", plain, pool.device.type, "; ".join(reasons))
         return backend
     raise AssertionError("torch makes a backend of any pool")
+
+
+def _of_stored_fp8(name: str, pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
+    """FlashInfer's kernels alone read K and V that are stored in 8 bits: nothing is tried instead."""
+    if name not in ("auto", "flashinfer"):
+        raise ConfigError(f"--kv-cache-dtype fp8_e4m3: expected --attention-backend flashinfer, got {name}")
+    try:
+        return _flashinfer(pool, num_heads, options)
+    except DeviceMemoryError:
+        raise
+    except ConfigError as error:
+        reason = error.message.removesuffix(f"; {_INSTEAD}")
+        raise ConfigError(f"{reason}; --kv-cache-dtype fp8_e4m3 is for these kernels only: use auto") from error

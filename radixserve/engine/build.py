@@ -25,7 +25,7 @@ from radixserve.engine.graphs import (
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.memory import has_native_bfloat16
 from radixserve.engine.pipeline import Overlapped
-from radixserve.engine.pool import affordable_pages, allocate
+from radixserve.engine.pool import affordable_pages, allocate, check_stored_dtype
 from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.kv import KVPool
 from radixserve.kv.device_state import first_line, free_memory, is_out_of_memory
@@ -167,6 +167,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     if config.deterministic:
         check_deterministic(device, config.attention_backend, config.linear_backend)
     check_quantization(config.quantization, device, config.linear_backend)
+    check_stored_dtype(config, device)
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" or has_native_bfloat16() else "float32"

@@ -10,6 +10,7 @@ from radixserve.engine.graphs import GraphPlan
 from radixserve.engine.memory import cpu_pool_bytes, free_bytes
 from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.kv import KVPool, PageTable, bytes_per_token
+from radixserve.kv.pool import FP8
 from radixserve.models.config import ModelConfig
 from radixserve.models.decoder import Decoder
 from radixserve.models.packed_decoder import PackedDecoder
@@ -21,7 +22,7 @@ def affordable_pages(config: EngineConfig, model: ModelConfig, decoder: Decoder 
     """Pages of the pool. Ranks on a CPU have one memory between them: there a token's pages on all of them count."""
     device, weight_bytes = decoder.device, decoder.size_bytes
     part = model if device.type == "cpu" else decoder.config
-    token_bytes = bytes_per_token(part.num_layers, part.num_kv_heads, part.head_dim, decoder.dtype)
+    token_bytes = bytes_per_token(part.num_layers, part.num_kv_heads, part.head_dim, stored_dtype(config, decoder.dtype))
     num_tokens = config.cache.max_total_tokens
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what loading has freed is not free for the driver before
@@ -50,18 +51,34 @@ def affordable_pages(config: EngineConfig, model: ModelConfig, decoder: Decoder 
     return num_tokens // config.cache.page_size
 
 
+def check_stored_dtype(config: EngineConfig, device: str) -> None:
+    """ConfigError, before anything is loaded, where no kernel reads what --kv-cache-dtype asks for; what "auto" finds is the registry's."""
+    if config.cache.kv_cache_dtype == "auto" or config.attention_backend == "flashinfer":
+        return
+    wanted = f"--kv-cache-dtype {config.cache.kv_cache_dtype}: expected"
+    if config.attention_backend != "auto":
+        raise ConfigError(f"{wanted} --attention-backend flashinfer, got {config.attention_backend}")
+    if device != "cuda":
+        raise ConfigError(f"{wanted} --device cuda, got {device}: FlashInfer's kernels alone read numbers of 8 bits")
+
+
+def stored_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
+    return FP8 if config.cache.kv_cache_dtype == "fp8_e4m3" else dtype
+
+
 def allocate(
     config: EngineConfig, model: ModelConfig, num_pages: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[KVPool, PageTable]:
     """`model` is the rank's own part."""
     page_size, num_rows, context_length = config.cache.page_size, config.scheduler.max_running_requests, config.context_length
     assert context_length is not None and num_rows is not None
+    stored = stored_dtype(config, dtype)
     try:
-        pool = KVPool(model.num_layers, num_pages, page_size, model.num_kv_heads, model.head_dim, dtype, device)
+        pool = KVPool(model.num_layers, num_pages, page_size, model.num_kv_heads, model.head_dim, dtype, device, stored)
         page_table = PageTable(num_rows, -(-context_length // page_size), page_size, device)
     except (RuntimeError, MemoryError) as error:  # torch's own kinds for memory that it did not get
         num_tokens = num_pages * page_size
-        size = num_tokens * bytes_per_token(model.num_layers, model.num_kv_heads, model.head_dim, dtype)
+        size = num_tokens * bytes_per_token(model.num_layers, model.num_kv_heads, model.head_dim, stored)
         raise DeviceMemoryError(
             f"no memory for the KV pool of {num_tokens} tokens ({size / 2**20:.0f} MiB) and the page table of {num_rows} rows of "
             f"{context_length} tokens: {free_bytes(device) / 2**20:.0f} MiB are free on {device}; "

@@ -97,7 +97,7 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
         config.scheduler, cache, config.context_length, frozenset(model_config.eos_token_ids), _forced_retraction_interval(os.environ)
     )
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name, decoder.linear_backend)
-    logger.debug(_banner(info))
+    logger.debug(info.banner())
     if workers is None:
         pipeline = Overlapped(runner.launch) if config.overlap_schedule == "on" else None
         return Engine(config, info, scheduler, runner, pipeline=pipeline)
@@ -286,15 +286,5 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
         max_running_requests=config.scheduler.max_running_requests,
         chunked_prefill_size=config.scheduler.chunked_prefill_size,
         tp_size=config.tp_size,
-    )
-
-
-def _banner(info: EngineInfo) -> str:
-    return (
-        f"model={info.model_name}, dtype={info.dtype}, device={info.device}, attention_backend={info.attention_backend}, "
-        f"linear_backend={info.linear_backend}, quantization={info.quantization}, "
-        f"max_total_num_tokens={info.max_total_tokens} ({info.pool_size_bytes / 2**30:.2f} GiB), page_size={info.page_size}, "
-        f"radix_cache={'off' if info.is_radix_cache_disabled else 'on'}, schedule_policy={info.schedule_policy}, "
-        f"chunked_prefill_size={info.chunked_prefill_size}, max_running_requests={info.max_running_requests}, "
-        f"context_len={info.context_length}, tp_size={info.tp_size}"
+        kv_cache_dtype=config.cache.kv_cache_dtype,
     )

@@ -265,6 +265,7 @@ def test_a_pool_of_8_bits(gpu: Gpu, tiny_model: Tiny, monkeypatch: pytest.Monkey
     monkeypatch.setattr(KVPool, "write", write_rounded)
     rounded_engine = gpu.engine(tiny_model("llama", True), attention_backend="torch", **options)
     rounded = greedy(rounded_engine, prompts)
+    assert (engine.info.kv_cache_dtype, rounded_engine.info.kv_cache_dtype) == ("fp8_e4m3", "auto")
     assert engine.info.pool_size_bytes * 2 == rounded_engine.info.pool_size_bytes
     assert assert_equal_where_decided(answers, rounded, UNDECIDED["bfloat16"]) > 0.7 * 12 * NUM_OUTPUT
     assert [answer.logprobs for answer in rounded.values()] != [answer.logprobs for answer in exact.values()], "rounding can be seen"

@@ -5,7 +5,7 @@ import logging
 import torch
 
 from radixserve.config import EngineConfig
-from radixserve.engine.gpu_memory import division, estimate_reserve, gpu_pool_bytes
+from radixserve.engine.gpu_memory import Reserve, division, estimate_reserve, gpu_pool_bytes
 from radixserve.engine.graphs import GraphPlan
 from radixserve.engine.memory import cpu_pool_bytes, free_bytes
 from radixserve.errors import ConfigError, DeviceMemoryError
@@ -23,32 +23,53 @@ def affordable_pages(config: EngineConfig, model: ModelConfig, decoder: Decoder 
     device, weight_bytes = decoder.device, decoder.size_bytes
     part = model if device.type == "cpu" else decoder.config
     token_bytes = bytes_per_token(part.num_layers, part.num_kv_heads, part.head_dim, stored_dtype(config, decoder.dtype))
-    num_tokens = config.cache.max_total_tokens
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what loading has freed is not free for the driver before
-    if num_tokens is None:
-        if device.type == "cpu":
-            num_bytes = cpu_pool_bytes()
-        else:
-            rows, chunk = config.scheduler.max_running_requests, config.scheduler.chunked_prefill_size
-            assert rows is not None and chunk is not None
-            reserve = estimate_reserve(part, decoder.dtype, chunk, rows, graphs.sizes, graphs.num_indices, config.tp_size)
-            num_bytes = gpu_pool_bytes(*torch.cuda.mem_get_info(device), weight_bytes, reserve, config.cache.mem_fraction_static)
-            logger.info(division(num_bytes, weight_bytes, reserve))
-        num_tokens = num_bytes // token_bytes
-        if num_tokens < config.cache.page_size:
-            raise ConfigError(
-                f"no memory is left for the KV pool: {num_bytes / 2**20:.0f} MiB beside {weight_bytes / 2**20:.0f} MiB of weights, "
-                f"at {token_bytes} bytes a token; free some memory, raise --mem-fraction-static, or give --max-total-tokens"
-            )
-    elif num_tokens < config.cache.page_size:
-        raise ConfigError(f"--max-total-tokens: expected at least one page of {config.cache.page_size} tokens, got {num_tokens}")
-    elif num_tokens * token_bytes > (free := free_bytes(device)):
-        raise ConfigError(
+    if config.cache.max_total_tokens is not None:
+        num_tokens = _checked_tokens(config.cache.max_total_tokens, config.cache.page_size, token_bytes, device)
+        if device.type == "cuda":
+            warn_of_a_large_pool(num_tokens * token_bytes, free_bytes(device), _reserve(config, decoder, graphs))
+        return num_tokens // config.cache.page_size
+    if device.type == "cpu":
+        num_bytes = cpu_pool_bytes()
+    else:
+        reserve = _reserve(config, decoder, graphs)
+        num_bytes = gpu_pool_bytes(*torch.cuda.mem_get_info(device), weight_bytes, reserve, config.cache.mem_fraction_static)
+        logger.info(division(num_bytes, weight_bytes, reserve))
+    num_tokens = num_bytes // token_bytes
+    if num_tokens < config.cache.page_size:
+        raise DeviceMemoryError(
+            f"no memory is left for the KV pool: {num_bytes / 2**20:.0f} MiB beside {weight_bytes / 2**20:.0f} MiB of weights, "
+            f"at {token_bytes} bytes a token; free some memory, raise --mem-fraction-static, or give --max-total-tokens"
+        )
+    return num_tokens // config.cache.page_size
+
+
+def _reserve(config: EngineConfig, decoder: Decoder | PackedDecoder, graphs: GraphPlan) -> Reserve:
+    rows, chunk = config.scheduler.max_running_requests, config.scheduler.chunked_prefill_size
+    assert rows is not None and chunk is not None
+    return estimate_reserve(decoder.config, decoder.dtype, chunk, rows, graphs.sizes, graphs.num_indices, config.tp_size)
+
+
+def _checked_tokens(num_tokens: int, page_size: int, token_bytes: int, device: torch.device) -> int:
+    if num_tokens < page_size:
+        raise ConfigError(f"--max-total-tokens: expected at least one page of {page_size} tokens, got {num_tokens}")
+    if num_tokens * token_bytes > (free := free_bytes(device)):
+        raise DeviceMemoryError(
             f"--max-total-tokens: {num_tokens} tokens at {token_bytes} bytes each are {num_tokens * token_bytes / 2**20:.0f} MiB, and "
             f"{free / 2**20:.0f} MiB are free on {device}, enough for {free // token_bytes} tokens"
         )
-    return num_tokens // config.cache.page_size
+    return num_tokens
+
+
+def warn_of_a_large_pool(pool: int, free: int, reserve: Reserve) -> None:
+    """A pool of a given size is made as long as it fits; what steps need is an estimate."""
+    if pool + reserve.total > free:
+        logger.warning(
+            "--max-total-tokens: a pool of %.0f MiB leaves %.0f MiB for steps, which may need %.0f MiB (%s); they may run out of memory",
+            *(size / 2**20 for size in (pool, free - pool, reserve.total)),
+            reserve,
+        )
 
 
 def check_stored_dtype(config: EngineConfig, device: str) -> None:

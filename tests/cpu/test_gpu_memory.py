@@ -14,7 +14,8 @@ from radixserve.engine.build import resolve_config
 from radixserve.engine.gpu_memory import Reserve, division, estimate_reserve, gpu_pool_bytes
 from radixserve.engine.graphs import GraphPlan, attention_options, plan_graphs, refuse_idle_flags, say_that_there_are_none
 from radixserve.engine.llm import engine_config
-from radixserve.errors import ConfigError
+from radixserve.engine.pool import affordable_pages
+from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.models.config import ModelConfig, parse_model_config
 from radixserve.runner import sampler
 from radixserve.runner.adjustments import LogitAdjustments
@@ -193,3 +194,37 @@ def test_ranks_without_graphs_say_so(model: ModelConfig, monkeypatch: pytest.Mon
     config = resolve_config(engine_config(None, {"tp_size": 2, "device": "cuda"}), model)
     assert config.disable_cuda_graph
     assert "--tp-size 2: there are no CUDA graphs with several ranks" in caplog.text and caplog.records[0].levelname == "WARNING"
+
+
+@dataclasses.dataclass
+class Loaded:
+    """What is asked of a decoder on a GPU once it is loaded."""
+
+    config: ModelConfig
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cuda"))
+    dtype: torch.dtype = torch.bfloat16
+    size_bytes: int = WEIGHTS
+
+
+def test_pages_of_a_gpus_pool(model: ModelConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Half of the bytes, twice the tokens; several ranks leave room for NCCL; a size that was asked for is had, with a warning."""
+    total, free = 80 * GIB, 80 * GIB - WEIGHTS - GIB // 2
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, total))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    options = {"max_running_requests": 64, "chunked_prefill_size": 2048, "context_length": 4096}
+
+    def pages(**more: object) -> int:
+        caplog.clear()
+        return affordable_pages(engine_config(None, options | more), model, Loaded(model), GraphPlan([], 0))  # type: ignore[arg-type]
+
+    with caplog.at_level("INFO", logger="radixserve.engine"):
+        plain = pages()
+        assert re.fullmatch(r"GPU memory: weights 15317 MiB, KV pool \d+ MiB, left for steps \d+ MiB \(activ.*\)", caplog.messages[0])
+        assert pages(kv_cache_dtype="fp8_e4m3") == pytest.approx(2 * plain, abs=1)
+        assert plain - pages(tp_size=2) >= (512 << 20) // (2 * 32 * 8 * 128 * 2)
+        assert pages(max_total_tokens=1000) == 1000 and not caplog.records
+        most = free // (2 * 32 * 8 * 128 * 2)
+        assert pages(max_total_tokens=most) == most
+        assert re.search(r"leaves 0 MiB for steps, which may need \d+ MiB \(activations", caplog.messages[0])
+    with pytest.raises(DeviceMemoryError, match=f"enough for {most} tokens"):
+        pages(max_total_tokens=most + 1)

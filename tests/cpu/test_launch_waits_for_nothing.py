@@ -19,6 +19,7 @@ from radixserve.core import PageWrite, Request, SamplingParams, ScheduledBatch, 
 from radixserve.kv import KVPool, PageTable, pinned
 from radixserve.runner.model_runner import ModelRunner
 from radixserve.runner.pending import PendingStep
+from radixserve.runner.shard_runner import ShardRunner
 from radixserve.runner.upload import Uploader
 from tests.support.pinned_memory import PinnedMemory
 
@@ -175,3 +176,15 @@ def test_what_planning_waits_for_the_device_is_told_apart(no_waits: NoWaits) -> 
     uploader._buffers[1].copied = Copied()  # type: ignore[assignment]
     uploader.upload({"a": np.arange(3)})
     assert uploader.waited_s >= 0.02
+
+
+def test_another_ranks_step_waits_for_nothing(no_waits: NoWaits) -> None:
+    runner = ShardRunner(Embedder(), KVPool(1, 16, 4, 1, 8, torch.float32, META), PageTable(4, 4, 4, META), NoAttention())
+    runner._uploader = Uploader(META, is_packed=True)
+    prompt = ScheduledRow(0, 0, 2, array("i", [3, 4]), (PageWrite(0, array("i", [1])),), True, 0)
+    decode = ScheduledRow(0, 2, 1, array("i"), is_sampled=True, output_index=1)
+    with no_waits:
+        runner.execute(ScheduledBatch(0, (prompt,)), array("i"))
+        num_copies = no_waits.num_copies
+        runner.execute(ScheduledBatch(1, (decode,)), array("i", [7]))
+    assert num_copies == 1 and no_waits.num_copies == num_copies + 3, "tables; and with them slots and tokens of decode rows"

@@ -151,6 +151,7 @@ class Engine:
         seconds.tree += tree
         seconds.schedule += schedule
         seconds.plan += output.times.plan_s
+        seconds.wait += output.times.wait_s
         seconds.forward += output.times.forward_s
         seconds.sample += output.times.sample_s
         if batch.num_decode_rows < len(batch.rows):

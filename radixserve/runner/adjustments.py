@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from radixserve.core import IntArray, Request
+from radixserve.kv import pinned
 
 
 class LogitAdjustments:
@@ -133,4 +134,4 @@ class LogitAdjustments:
             assert 0 <= low <= high < self._vocab_size, f"slot {slot}: expected {what} ids in 0..{self._vocab_size - 1}, got {low}..{high}"
 
     def _to_device(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
+        return pinned.send(values, self._device)

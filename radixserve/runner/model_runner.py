@@ -17,7 +17,7 @@ from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.batch import ForwardBatch
 from radixserve.attention.timed import TimedAttention
 from radixserve.core import RowLogprobs, ScheduledBatch, StepOutput, TokenLogprob
-from radixserve.kv import KVPool, PageTable
+from radixserve.kv import KVPool, PageTable, pinned
 from radixserve.runner.adjustments import LogitAdjustments
 from radixserve.runner.batch_builder import build_forward_batch, check_rows
 from radixserve.runner.decode_graphs import DecodeGraphs
@@ -92,14 +92,15 @@ class ModelRunner:
 
         One thread launches all steps.
         """
-        started, clock = time.perf_counter(), StepClock(self._pool.device)
+        started, waited, clock = time.perf_counter(), self._seconds_waited(), StepClock(self._pool.device)
         self._apply_slot_changes(batch)
         if not batch.rows:
-            return PendingStep(batch, [], None, (), time.perf_counter() - started, clock, [])
+            return PendingStep(batch, [], None, (), time.perf_counter() - started, 0.0, clock, [])
         forward_batch = build_forward_batch(batch, self._page_table, self._last_token_ids, self._pool.device, self._uploader)
         graph = self._graphs.choose(forward_batch) if self._graphs is not None else None
         (graph or self._attention).plan(forward_batch)
-        plan_s = time.perf_counter() - started
+        wait_s = self._seconds_waited() - waited
+        plan_s = time.perf_counter() - started - wait_s
         clock.mark()
         if graph is not None:
             hidden = graph.replay(forward_batch.num_rows)
@@ -119,7 +120,12 @@ class ModelRunner:
         before, self._parts = self._parts, self._forward_parts()
         parts = [after - earlier for after, earlier in zip(self._parts, before, strict=True)]
         clock.mark()
-        return PendingStep(batch, sampled, token_ids, _row_logprobs(len(batch.rows), of_sampled, of_prompt), plan_s, clock, parts)
+        return PendingStep(batch, sampled, token_ids, _row_logprobs(len(batch.rows), of_sampled, of_prompt), plan_s, wait_s, clock, parts)
+
+    def _seconds_waited(self) -> float:
+        """Seconds so far in which planning stood still until the device had read an earlier step's tables."""
+        waited_s: float = getattr(self._attention, "waited_s", 0.0)
+        return self._uploader.waited_s + waited_s
 
     def _forward_parts(self) -> tuple[float, ...]:
         """Seconds so far: attention, products, norms and rotary, head."""
@@ -163,7 +169,7 @@ class ModelRunner:
             for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
                 self._last_on_host[slot] = token_id
         else:
-            self._last_token_ids.index_copy_(0, torch.from_numpy(slots).to(token_ids.device, non_blocking=True), token_ids)
+            self._last_token_ids.index_copy_(0, pinned.send(slots, token_ids.device), token_ids)
         for slot in slots.tolist():
             self._has_last_token[slot] = True
         return token_ids
@@ -176,7 +182,7 @@ class ModelRunner:
         wanted = [place for place, k in enumerate(num_top) if k is not None]
         if not wanted:
             return {}
-        index = torch.tensor(wanted, dtype=torch.int64, device=logits.device)
+        index = pinned.send(np.array(wanted, dtype=np.int64), logits.device)
         logprobs = token_logprobs(
             lambda first, last: logits.index_select(0, index[first:last]),
             token_ids.index_select(0, index),
@@ -193,7 +199,7 @@ class ModelRunner:
             return {}
         indices = logits_indices[num_sampled:]
         rows = [batch.rows[index] for index in with_targets]
-        target_ids = torch.from_numpy(np.concatenate([np.asarray(row.target_ids) for row in rows])).to(hidden.device, torch.int64)
+        target_ids = pinned.send(np.concatenate([np.asarray(row.target_ids, dtype=np.int64) for row in rows]), hidden.device)
         num_top = [self._slots.num_prompt_top[row.slot] or 0 for row in rows for _ in row.target_ids]
         logprobs = iter(token_logprobs(lambda first, last: self._logits(hidden, indices[first:last]), target_ids, num_top))
         return {index: tuple(islice(logprobs, len(row.target_ids))) for index, row in zip(with_targets, rows, strict=True)}

@@ -192,6 +192,7 @@ def _announce(info: EngineInfo, served_name: str, listener: socket.socket) -> No
     host = f"[{host}]" if ":" in host else host
     policy = f"{info.schedule_policy}, radix cache {'off' if info.is_radix_cache_disabled else 'on'}"
     size = f"{info.max_total_tokens} tokens ({info.pool_size_bytes / 2**20:.0f} MiB)"
+    size += "" if info.kv_cache_dtype == "auto" else f" of {info.kv_cache_dtype}"
     kernels = f"attention {info.attention_backend}, linears {info.linear_backend}"
     weights = info.dtype if info.quantization == "none" else f"{info.dtype}, {info.quantization} weights"
     ranks = f", {info.tp_size} ranks" if info.tp_size > 1 else ""

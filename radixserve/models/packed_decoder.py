@@ -6,6 +6,7 @@ gathered from the packed head. Quantized weights are packed as integers with a s
 """
 
 import ctypes
+import math
 import weakref
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.batch import ForwardBatch
 from radixserve.attention.cpu_backend import CpuBackend
+from radixserve.huge_pages import HugePages
 from radixserve.models.config import ModelConfig
 from radixserve.models.decoder import DecoderWeights, LayerWeights
 from radixserve.models.layers import RotaryTable
@@ -67,6 +69,7 @@ class PackedDecoder:
         self._heads = torch.empty(0, dtype=self.dtype)
         # an embedding of integers would lose what a lookup need not lose
         is_head_looked_up = weights.lm_head is weights.embedding and quantization == "none"
+        self._pages = HugePages()
         # everything that the native decoder points to
         self._kept: list[torch.Tensor] = [weights.final_norm]
         head = self._pack(weights.lm_head)
@@ -191,7 +194,7 @@ class PackedDecoder:
         per_panel = _PANEL // 2 if is_interleaved else _PANEL
         num_panels = -(-(rows // 2 if is_interleaved else rows) // per_panel)
         if self.quantization == "int8":
-            integers = torch.zeros(num_panels, width, _PANEL, dtype=torch.int8)
+            integers = self._zeros(num_panels, width, _PANEL, dtype=torch.int8)
             scales = torch.zeros(num_panels, _PANEL)
             is_bfloat16 = weight.dtype == torch.bfloat16
             self._library.radixserve_decoder_quantize(
@@ -200,7 +203,10 @@ class PackedDecoder:
             self._kept += [integers, scales]
             return integers.data_ptr(), scales.data_ptr()
         words = width * weight.element_size() // 4
-        packed = torch.empty(num_panels, words, _PANEL, dtype=torch.int32)
+        packed = self._zeros(num_panels, words, _PANEL, dtype=torch.int32)
         self._library.radixserve_decoder_pack(weight.data_ptr(), rows, words, is_interleaved, packed.data_ptr())
         self._kept.append(packed)
         return packed.data_ptr(), None
+
+    def _zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.frombuffer(self._pages.take(math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)

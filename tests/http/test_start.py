@@ -1,7 +1,6 @@
 """What a start settles once for both processes: the model's directory and name, and how much is printed."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from radixserve.config import EngineConfig, ServerConfig
 from radixserve.models.location import ModelLocation
 from radixserve.server import serve
 from tests.support.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
+from tests.support.waiting import ready_address
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,9 +64,8 @@ def test_log_level_holds_in_both_processes(tmp_path: Path) -> None:
         with open(tmp_path / level, "w") as log:
             servers[level] = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
-        for process in servers.values():
-            assert process.stdout is not None
-            url = next(found[1] for line in process.stdout if (found := re.match(r"radixserve is ready on (\S+)", line)))
+        for level, process in servers.items():
+            url = ready_address(process, tmp_path / level)
             assert httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 2}, timeout=30).status_code == 200
             process.terminate()
             assert process.wait(20) == 0

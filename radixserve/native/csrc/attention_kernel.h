@@ -79,7 +79,7 @@ class Kernel {
         if (is_folding) std::memset(all_sums, 0, sizeof(float) * num_heads * num_rows * dim);
         for (int i = 0; i < num_heads * num_rows; ++i) all_states[i] = {MINUS_INFINITY, 0.0f};
         Rows rows;
-        const int num_bytes = num_heads * shape_.head_dim * int(sizeof(T)), num_cells = num_heads * (unit.block_end - unit.block_begin);
+        const int head_bytes = shape_.head_dim * int(sizeof(T)), num_cells = num_heads * (unit.block_end - unit.block_begin);
         for (int cell = 0; cell < num_cells; ++cell) {
             const int in_unit = cell % num_heads, kv_head = unit.kv_begin + in_unit, block = unit.block_begin + cell / num_heads;
             const Word* const queries = all_queries + int64_t(in_unit) * num_rows * dim_words;
@@ -87,8 +87,8 @@ class Kernel {
             MaxAndSum* const states = all_states + in_unit * num_rows;
             if (in_unit == 0) {
                 find_rows(tile, unit.kv_begin, block, rows);
-                touch(rows.keys, rows.num_tokens, num_bytes);
-                touch(rows.values, rows.num_tokens, num_bytes);
+                touch(rows.keys, rows.num_tokens, num_heads * head_bytes, shape_.num_kv_heads * head_bytes);
+                touch(rows.values, rows.num_tokens, num_heads * head_bytes, shape_.num_kv_heads * head_bytes);
             } else {
                 rows.go_to_next_head(shape_.head_dim);
             }

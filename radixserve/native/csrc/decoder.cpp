@@ -83,7 +83,7 @@ RADIXSERVE_DOOR void radixserve_decoder_pack(const void* rows, int64_t count, in
 RADIXSERVE_DOOR void radixserve_decoder_quantize(const void* rows, int is_bfloat16, int64_t count, int64_t width, int is_interleaved,
                                                 int8_t* packed, float* scales) {
 #if RADIXSERVE_HAS_DECODER
-    if (is_bfloat16) return quantize(static_cast<const bfloat16*>(rows), count, width, is_interleaved != 0, packed, scales);
+    if (is_bfloat16) return quantize(static_cast<const Bf16*>(rows), count, width, is_interleaved != 0, packed, scales);
     quantize(static_cast<const float*>(rows), count, width, is_interleaved != 0, packed, scales);
 #else
     (void)rows, (void)is_bfloat16, (void)count, (void)width, (void)is_interleaved, (void)packed, (void)scales;
@@ -100,7 +100,7 @@ RADIXSERVE_DOOR void* radixserve_decoder_new(int is_bfloat16, const int64_t* siz
     status_of([&] {
         if (!is_bfloat16) made = new TypedDecoder<float>(shape, rotary, embedding, final_norm, head);
 #if defined(__AVX512BF16__)
-        if (is_bfloat16) made = new TypedDecoder<bfloat16>(shape, rotary, embedding, final_norm, head);
+        if (is_bfloat16) made = new TypedDecoder<Bf16>(shape, rotary, embedding, final_norm, head);
 #endif
     });
 #else

@@ -1,17 +1,11 @@
 // 16 lanes of float in AVX-512, loaded from and rounded to the two storage types. A tail of n < 16 elements is a mask, so that an element
 // is computed by the same instructions wherever it lies in a row.
 #pragma once
-#include <immintrin.h>
-
-#include <cstdint>
+#include "vec.h"
 
 namespace radixserve::lanes {
 
 constexpr int WIDTH = 16;
-
-struct bfloat16 {
-    uint16_t bits;
-};
 
 inline __mmask16 mask_of(int64_t n) { return n >= WIDTH ? __mmask16(0xffff) : __mmask16((1u << n) - 1); }
 
@@ -20,10 +14,9 @@ inline void store(float* to, __m512 x, __mmask16 mask) { _mm512_mask_storeu_ps(t
 inline __m512 rounded(__m512 x, float) { return x; }
 
 #if defined(__AVX512BF16__)
-inline __m512 widen(__m256i half) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16)); }
-inline __m512 load(const bfloat16* from, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, from)); }
-inline void store(bfloat16* to, __m512 x, __mmask16 mask) { _mm256_mask_storeu_epi16(to, mask, __m256i(_mm512_cvtneps_pbh(x))); }
-inline __m512 rounded(__m512 x, bfloat16) { return widen(__m256i(_mm512_cvtneps_pbh(x))); }
+inline __m512 load(const Bf16* from, __mmask16 mask) { return widen(_mm256_maskz_loadu_epi16(mask, from)); }
+inline void store(Bf16* to, __m512 x, __mmask16 mask) { _mm256_mask_storeu_epi16(to, mask, __m256i(_mm512_cvtneps_pbh(x))); }
+inline __m512 rounded(__m512 x, Bf16) { return widen(__m256i(_mm512_cvtneps_pbh(x))); }
 #endif
 
 // within 2 units in the last place; overflows to infinity and underflows to 0 as exp does

@@ -15,15 +15,13 @@
 
 namespace radixserve {
 
-using lanes::bfloat16;
-
 constexpr int PANEL = 32;      // columns of y, two vectors
 constexpr int TILE_ROWS = 12;  // 24 sums in registers, which leaves room for a word of each half of a panel
 constexpr int MOST_TILE_ROWS = 32;
 #if defined(RADIXSERVE_BRGEMM)
-constexpr int tile_rows(bfloat16) { return 32; }  // two by two tiles of the matrix unit
+constexpr int tile_rows(Bf16) { return 32; }  // two by two tiles of the matrix unit
 #else
-constexpr int tile_rows(bfloat16) { return TILE_ROWS; }
+constexpr int tile_rows(Bf16) { return TILE_ROWS; }
 #endif
 constexpr int tile_rows(float) { return TILE_ROWS; }
 // rows of x that are multiplied with one panel after another while they stay in the second-level cache
@@ -37,9 +35,9 @@ constexpr int64_t NEAR_BYTES = 2048;
 // leave it idle.
 constexpr int64_t MOST_STACKED = 4;
 #if defined(RADIXSERVE_BRGEMM)
-constexpr int64_t most_stacked(bfloat16) { return 1; }
+constexpr int64_t most_stacked(Bf16) { return 1; }
 #else
-constexpr int64_t most_stacked(bfloat16) { return MOST_STACKED; }
+constexpr int64_t most_stacked(Bf16) { return MOST_STACKED; }
 #endif
 constexpr int64_t most_stacked(float) { return MOST_STACKED; }
 constexpr int64_t MOST_SUMS = std::max<int64_t>(MOST_TILE_ROWS, MOST_STACKED * TILE_ROWS) * PANEL;
@@ -71,7 +69,7 @@ inline __m512 multiply_add(__m512 sum, uint32_t x, __m512i w, float) {
     return _mm512_fmadd_ps(_mm512_set1_ps(value), _mm512_castsi512_ps(w), sum);
 }
 #if defined(__AVX512BF16__)
-inline __m512 multiply_add(__m512 sum, uint32_t x, __m512i w, bfloat16) {
+inline __m512 multiply_add(__m512 sum, uint32_t x, __m512i w, Bf16) {
     return _mm512_dpbf16_ps(sum, __m512bh(_mm512_set1_epi32(int(x))), __m512bh(w));
 }
 #endif
@@ -150,7 +148,7 @@ inline void multiply_stack(int64_t rows, int64_t num_tiles, const T* x, int64_t 
     }
 }
 #if defined(RADIXSERVE_BRGEMM)
-inline void multiply_panel(int64_t rows, const bfloat16* x, int64_t stride, const uint32_t* panel, int64_t num_words, bool, float* sums) {
+inline void multiply_panel(int64_t rows, const Bf16* x, int64_t stride, const uint32_t* panel, int64_t num_words, bool, float* sums) {
     brgemm_bf16(int(rows), PANEL, int(num_words * 2), int(stride), PANEL, PANEL, x, panel, sums);
 }
 #endif

@@ -29,7 +29,7 @@ __attribute__((noinline)) MaxAndSum to_weights(float* scores, int visible, int w
 #if defined(RADIXSERVE_PAIR_DOT)
             const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(__m512(exact));
             _mm256_storeu_si256(reinterpret_cast<__m256i*>(weights + i), rounded);
-            sum += Vec(_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16)));
+            sum += Vec(widen(rounded));
 #endif
         }
     }

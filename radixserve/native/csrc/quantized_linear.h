@@ -35,7 +35,7 @@ inline Word32 widen_word(const int8_t* from, float) {
     return {floats(at), floats(at + 1)};
 }
 #if defined(__AVX512BF16__)
-inline Word32 widen_word(const int8_t* from, bfloat16) {
+inline Word32 widen_word(const int8_t* from, Bf16) {
     const __m128i* at = reinterpret_cast<const __m128i*>(from);
     const auto floats = [](const __m128i* q) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(q))); };
     return {__m512i(_mm512_cvtne2ps_pbh(floats(at + 1), floats(at))), __m512i(_mm512_cvtne2ps_pbh(floats(at + 3), floats(at + 2)))};
@@ -95,9 +95,9 @@ inline void multiply_quantized_rows(int64_t rows, const T* x, int64_t stride, co
 // whether integers can be widened on the way into a product; the matrix unit's own chains need a whole panel
 constexpr bool widens_in_registers(float) { return true; }
 #if defined(RADIXSERVE_BRGEMM)
-constexpr bool widens_in_registers(bfloat16) { return false; }
+constexpr bool widens_in_registers(Bf16) { return false; }
 #else
-constexpr bool widens_in_registers(bfloat16) { return true; }
+constexpr bool widens_in_registers(Bf16) { return true; }
 #endif
 
 // room for one widened panel of each worker of a team
@@ -152,14 +152,6 @@ void multiply_quantized(const T* x, int64_t stride, const Tiles<T>& tiles, int64
 #endif
 }
 
-inline float number_of(float x) { return x; }
-inline float number_of(bfloat16 x) {
-    const uint32_t bits = uint32_t(x.bits) << 16;
-    float value;
-    std::memcpy(&value, &bits, 4);
-    return value;
-}
-
 // One row of weights -> its scale, and integers at to[k / PER_WORD][PANEL columns][k % PER_WORD]. What is not finite makes the scale NaN or
 // infinite, and so all that is computed with it.
 template <class T>
@@ -167,13 +159,13 @@ inline float quantize_row(const T* row, int64_t width, int8_t* to) {
     constexpr int64_t PER_WORD = 4 / int64_t(sizeof(T));
     float largest = 0;
     for (int64_t k = 0; k < width; ++k) {
-        const float size = std::fabs(number_of(row[k]));
+        const float size = std::fabs(to_float(row[k]));
         if (!(size <= largest)) largest = size;
         if (size != size) return std::numeric_limits<float>::quiet_NaN();
     }
     const float scale = largest / MAX_QUANTIZED;
     for (int64_t k = 0; k < width; ++k) {
-        const float wanted = scale > 0 && std::isfinite(scale) ? number_of(row[k]) / scale : 0;
+        const float wanted = scale > 0 && std::isfinite(scale) ? to_float(row[k]) / scale : 0;
         to[k / PER_WORD * PANEL * PER_WORD + k % PER_WORD] = int8_t(std::lrint(std::min(127.0f, std::max(-127.0f, wanted))));
     }
     return scale;

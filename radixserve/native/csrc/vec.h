@@ -46,6 +46,9 @@ inline Vec broadcast(Word x) {
 #endif
 }
 
+#if RADIXSERVE_VL == 16
+inline __m512 widen(__m256i bf16) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16)); }
+#endif
 inline float to_float(float x) { return x; }
 inline float to_float(Bf16 x) {
     const uint32_t wide = uint32_t(x.bits) << 16;

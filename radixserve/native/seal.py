@@ -59,4 +59,4 @@ def why_not_loadable(library: Path, level: Level) -> str:
         return f"loading it did not end within {_TIMEOUT_S} s"
     if run.returncode < 0:
         return f"loading it ends a process by {signal.Signals(-run.returncode).name}"
-    return (run.stderr.splitlines() or ["no message"])[-1] if run.returncode else ""
+    return (run.stderr.splitlines() or ["no message"])[-1].replace(f"{library}: ", "") if run.returncode else ""

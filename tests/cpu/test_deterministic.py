@@ -147,7 +147,7 @@ def test_the_default_model_keeps_it_and_the_flag_costs_no_hit(default_model_dir:
     [
         ({"attention_backend": "torch"}, "--deterministic: expected --attention-backend cpu, got torch"),
         ({"linear_backend": "torch"}, "--deterministic: expected --linear-backend native, got torch"),
-        ({"dtype": "float16"}, "--deterministic: expected --attention-backend cpu, got torch"),  # where auto leads
+        ({"dtype": "float16"}, "--deterministic: its kernels cannot be had here: expected float32 or bfloat16, got torch.float16"),
     ],
 )
 def test_what_cannot_promise_it_is_refused(tiny_model: Tiny, options: dict[str, object], sentence: str) -> None:

@@ -39,9 +39,9 @@ def test_what_precedes_a_token_that_is_no_number_is_right_and_may_be_shared(
     scored = {**GREEDY, "prompt_logprobs": 0, "prompt_logprobs_start": 0}
     clean = run(engine, [make_request("clean", prompt, **scored)])["clean"]
     # at the end of a prompt, in its middle, twice, and with another in the batch
-    for broken in (prompt + [BAD_TOKEN], prompt + [BAD_TOKEN] + prompt[:5], prompt + [BAD_TOKEN, 3, BAD_TOKEN, 4]):
+    for broken in ([*prompt, BAD_TOKEN], [*prompt, BAD_TOKEN, *prompt[:5]], [*prompt, BAD_TOKEN, 3, BAD_TOKEN, 4]):
         engine.flush_cache()
-        answers = run(engine, [make_request("broken", broken, **scored), make_request("beside", prompt[:30] + [7, 8], **GREEDY)])
+        answers = run(engine, [make_request("broken", broken, **scored), make_request("beside", [*prompt[:30], 7, 8], **GREEDY)])
         got = answers["broken"].prompt_logprobs[: len(prompt) - 1]
         assert [one.logprob for one in got] == pytest.approx([one.logprob for one in clean.prompt_logprobs], abs=1e-4)
         again = run(engine, [make_request("again", prompt, **GREEDY)])["again"]

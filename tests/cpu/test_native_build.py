@@ -20,8 +20,9 @@ from radixserve.core import SamplingParams
 from radixserve.engine.llm import LLM
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool
-from radixserve.native import build, levels, library
+from radixserve.native import KernelBuildError, build, levels, library
 from radixserve.native.__main__ import main
+from radixserve.native.compiler import find_compiler
 
 Tiny = Callable[[str, bool], Path]
 PROGRAM = """
@@ -62,13 +63,13 @@ def test_two_processes_build_once_and_leave_one_file(empty_cache: Path, monkeypa
 
 
 @pytest.mark.parametrize(("compiler", "reason"), [("no-such-compiler", "no C[+][+] compiler"), ("false", "false failed")])
-def test_without_a_compiler_torch_serves_and_one_warning_says_why(
+def test_without_a_compiler_torch_serves_and_the_kernel_is_refused(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, compiler: str, reason: str
 ) -> None:
     monkeypatch.setenv("CXX", compiler)
     with caplog.at_level(logging.WARNING):
         assert make_attention_backend("auto", small_pool(), 2).name == "torch"
-    assert [record.getMessage()[:28] for record in caplog.records] == ["no CPU kernels, so plain tor"]
+    assert caplog.records == []  # the engine's to say
     with pytest.raises(ConfigError, match=f"--attention-backend cpu: {reason}.*or use --attention-backend torch"):
         make_attention_backend("cpu", small_pool(), 2)
     assert made(empty_cache) == []
@@ -89,12 +90,35 @@ def test_a_whole_engine_without_a_compiler_tries_once_and_warns_once(
     assert capfd.readouterr().err.count("building the CPU kernels") == 1
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"linear_backend": "native"}, "--linear-backend native: false failed"),
+        ({"quantization": "int8"}, "--quantization int8: false failed"),
+        ({"deterministic": True}, "--deterministic: its kernels cannot be had here: false failed"),
+        ({"attention_backend": "cpu"}, "--attention-backend cpu: false failed"),
+    ],
+)
+def test_who_asks_for_the_kernels_by_name_gets_the_refusal_alone(
+    empty_cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tiny_model: Tiny,
+    options: dict[str, object],
+    sentence: str,
+) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with caplog.at_level(logging.WARNING), pytest.raises(ConfigError, match=sentence):
+        LLM(str(tiny_model("llama", True)), device="cpu", max_total_tokens=64, **options)
+    assert caplog.records == []
+
+
 def test_a_compiler_may_be_several_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "env 'g++'")
-    assert build._compiler() == ("env", "g++")
+    assert find_compiler() == ("env", "g++")
     monkeypatch.setenv("CXX", "'g++")
-    with pytest.raises(build.KernelBuildError, match=r"CXX: expected a command, got .'g[+][+]."):
-        build._compiler()
+    with pytest.raises(KernelBuildError, match=r"CXX: expected a command, got .'g[+][+]."):
+        find_compiler()
 
 
 def test_ahead_of_time_into_the_package_and_then_no_compiler(
@@ -112,14 +136,20 @@ def test_ahead_of_time_into_the_package_and_then_no_compiler(
     assert not empty_cache.exists()
 
 
-def fake_compile(level: levels.Level, staging: Path) -> Path:
-    (staging / "library.so").write_bytes(b"\x7fELF")
-    return staging / "library.so"
+@pytest.fixture
+def fake_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_library(level: levels.Level, source_dir: Path, staging: Path) -> Path:
+        (staging / "library.so").write_bytes(b"\x7fELF")
+        return staging / "library.so"
+
+    monkeypatch.setattr(build, "compile_library", compile_library)
+    monkeypatch.setattr(build, "why_not_loadable", lambda library, level: "")
 
 
-def test_a_build_removes_what_killed_ones_left_and_what_nobody_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_removes_what_killed_ones_left_and_what_nobody_loads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_compile: None
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(build, "_compile", fake_compile)
     directory, level = build.cache_dir(), levels.level_of_this_machine()
     (directory / ".build-left").mkdir(parents=True)
     (directory / ".build-left" / "half.o").write_bytes(b"half")
@@ -133,8 +163,7 @@ def test_a_build_removes_what_killed_ones_left_and_what_nobody_loads(tmp_path: P
     assert build.find_or_build(level) == target and time.time() - target.stat().st_mtime < 3600  # to load is to use
 
 
-def test_who_waits_for_another_build_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(build, "_compile", fake_compile)
+def test_who_waits_for_another_build_says_so(tmp_path: Path, fake_compile: None, capfd: pytest.CaptureFixture[str]) -> None:
     said, deadline = "", time.monotonic() + 20
     with open(tmp_path / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -151,7 +180,7 @@ def test_who_waits_for_another_build_says_so(tmp_path: Path, monkeypatch: pytest
 def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "radixserve").write_text("a file in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with pytest.raises(build.KernelBuildError, match=r"cannot write to .*; set XDG_CACHE_HOME"):
+    with pytest.raises(KernelBuildError, match=r"cannot write to .*; set XDG_CACHE_HOME"):
         build.find_or_build(levels.level_of_this_machine())
 
 

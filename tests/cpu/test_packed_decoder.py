@@ -1,15 +1,17 @@
 """PackedDecoder: a row's bits depend neither on the rows beside it nor on threads, and are those of the plain path up to rounding."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from radixserve.errors import ConfigError
-from radixserve.models import Decoder, load_decoder
+from radixserve.models import Decoder, load_decoder, packed_decoder
 from radixserve.models.config import ModelConfig, parse_model_config
-from radixserve.models.packed_decoder import PackedDecoder, can_compute
+from radixserve.models.packed_decoder import PackedDecoder, can_compute, why_not_packed
 from tests.support.dense_attention import single_sequence_batch
 from tests.support.tiny_decoder import pack_decoder
 
@@ -138,6 +140,14 @@ def test_too_little_memory_is_an_exception_and_the_next_call_is_right(monkeypatc
         with pytest.raises(MemoryError, match="no memory for the logits of 3 rows"):
             decoder.compute_logits(rows)
     assert torch.equal(decoder.compute_logits(rows), expected)
+
+
+def test_a_level_without_bfloat16_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    lesser = SimpleNamespace(radixserve_decoder_dtypes=lambda: 1)
+    monkeypatch.setattr(packed_decoder, "load_library", lambda: lesser)
+    assert why_not_packed(config_of(), torch.float32, CPU) == ""
+    reason = why_not_packed(config_of(), torch.bfloat16, CPU)
+    assert re.fullmatch("products of torch.bfloat16 need AVX-512 and AVX512-BF16, and the level .* has none", reason)
 
 
 def test_what_cannot_be_packed_is_refused_or_runs_on_torch() -> None:

@@ -259,7 +259,7 @@ def test_every_level_that_this_machine_can_run_is_right(name: str) -> None:
         pytest.skip("another processor's, or tested already")
     here, options = Path(__file__).parent, ["-q", "-p", "no:cacheprovider", "-k"]
     chosen = (
-        "test_bits_do_not_depend_on_the_batch or page_size_that or (test_any_head and heads1) or test_a_key_that_is_nan"
+        "test_bits_do_not_depend_on_the_batch or page_size_that or (test_any_head and heads1) or test_a_key_that_is_nan or test_no_value"
         " or test_a_row_has_the_same_bits or test_nan_stays or (test_same_bits_as_layer and Llama)"
     )
     files = [str(here / name) for name in ("test_cpu_backend.py", "test_packed_decoder.py", "test_one_native_call.py")]

@@ -1,19 +1,19 @@
-"""One streamed completion over raw asyncio: an HTTP library costs too much CPU beside a server on the same two cores.
+"""One streamed answer over raw asyncio: an HTTP library costs too much CPU beside a server on the same two cores.
 
-Knows HTTP/1.1 (chunked or not) and server-sent events; knows nothing of loads.
+Knows HTTP/1.1 (chunked or not) and server-sent events; what stands in them is bench.protocol's. Knows nothing of loads.
 """
 
 import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from bench.protocol import AnswerStream, RequestFailedError, chat_body, completion_body
 
-class RequestFailedError(Exception):
-    """The server refused, sent an error event, or ended the stream early."""
+__all__ = ["Completion", "RequestFailedError", "chat_body", "completion_body", "fetch", "stream_completion"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,55 +46,6 @@ class Completion:
     def tpot(self) -> float | None:
         """(last token - first) / (tokens - 1); None for one token."""
         return (self.token_times[-1] - self.token_times[0]) / (self.num_output_tokens - 1) if self.num_output_tokens > 1 else None
-
-
-@dataclass(slots=True)
-class _Stream:
-    """What has come so far."""
-
-    token_times: list[float] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    token_ids: list[int] | None = None
-    usage: dict[str, Any] = field(default_factory=dict)
-    is_done: bool = False
-
-    def add(self, event: dict[str, Any], now: float) -> None:
-        if event.get("error"):
-            raise RequestFailedError(str(event["error"]))
-        usage = event.get("usage")
-        self.usage = usage or self.usage
-        choice = (event.get("choices") or [{}])[0]
-        text, ids = choice.get("text"), choice.get("token_ids")
-        if ids:
-            self.token_ids = [*(self.token_ids or []), *ids]
-        if not choice:
-            return
-        self.text.append(text or "")
-        if usage:
-            num_new = usage["completion_tokens"] - len(self.token_times)
-        elif ids:
-            num_new = len(ids)
-        else:
-            # a last chunk with only a finish reason is no token; an empty text without one is a token held back
-            num_new = 0 if choice.get("finish_reason") and not text else 1
-        before = self.token_times[-1] if self.token_times else now
-        self.token_times += [before + (now - before) * (index + 1) / num_new for index in range(num_new)]
-
-
-def completion_body(model: str, prompt: list[int] | str, max_tokens: int, extra: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The request's JSON. `extra` is merged over it; a field that is None there is dropped."""
-    body = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": 0.0,
-        "stream": True,
-        "ignore_eos": True,
-        # usage in every chunk says how many tokens it holds; servers that do not know the wish ignore it
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        "seed": 0,
-    }
-    return {name: value for name, value in {**body, **(extra or {})}.items() if value is not None}
 
 
 async def stream_completion(
@@ -131,12 +82,12 @@ async def stream_completion(
     )
 
 
-async def _read_stream(reader: asyncio.StreamReader) -> _Stream:
+async def _read_stream(reader: asyncio.StreamReader) -> AnswerStream:
     status, response_headers = await _read_head(reader)
     chunks = _body(reader, response_headers)
     if status != 200:
         raise RequestFailedError(f"HTTP {status}: {b''.join([chunk async for chunk in chunks])[:600].decode(errors='replace')}")
-    stream = _Stream()
+    stream = AnswerStream()
     async for line in _lines(chunks):
         now = time.perf_counter()
         if line.startswith(b"error:"):

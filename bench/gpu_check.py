@@ -19,7 +19,8 @@ from bench.gpu_correctness import TRITON, check_backend, check_engine, check_gra
 from bench.gpu_report import Report
 from bench.gpu_shapes import LARGE, SMALL, Shape, shrunk
 from bench.gpu_timing import Limits, measure_limits, time_attention, time_engine, time_triton
-from radixserve.attention.flashinfer_package import load_flashinfer
+from radixserve.attention.flashinfer_package import FP8_HEAD_DIMS, load_flashinfer
+from radixserve.kv.pool import FP8
 from radixserve.models.config import parse_model_config
 from radixserve.models.layers import RotaryTable
 from radixserve.models.ops import TORCH_OPS, choose_ops
@@ -44,7 +45,8 @@ def compile_kernels(report: Report) -> None:
     from flashinfer.jit.core import build_jit_specs
 
     start = time.monotonic()
-    specs = attention_modules(sorted({head_dim for _, _, head_dim in HEADS}))
+    head_dims = sorted({head_dim for _, _, head_dim in HEADS})
+    specs = attention_modules(head_dims) + attention_modules([d for d in head_dims if d in FP8_HEAD_DIMS], FP8)
     build_jit_specs(specs, verbose=False)
     report.say("compile", modules=len(specs), seconds=time.monotonic() - start)
 
@@ -68,6 +70,10 @@ def checks(device: torch.device, small: Shape, large: Shape, capture: Capture | 
     made.append(("layer ops", partial(check_layer_ops, shape=small, device=device), True))
     made.append((f"engine {small.name}", partial(check_engine, shape=small, device=device), True))
     made.append((f"engine {large.name}", partial(check_engine, shape=large, device=device), True))
+    for heads in (heads for heads in HEADS if heads[2] in FP8_HEAD_DIMS):
+        for page_size in PAGE_SIZES:
+            check = partial(check_backend, heads=heads, page_size=page_size, device=device, stored_dtype=FP8)
+            made.append((f"attention {heads} {page_size}, fp8", check, True))
     for heads, page_size in zip(HEADS, PAGE_SIZES, strict=True):
         made.append((f"triton {heads} {page_size}", partial(check_triton, heads=heads, page_size=page_size, device=device), True))
     made.append((f"engine {small.name}, triton", partial(check_engine, shape=small, device=device, dresses=TRITON), True))

@@ -1,6 +1,6 @@
 """Compile the FlashInfer kernels that radixserve uses for GPUs that are not here, and say what each cost: make gpu-compile.
 
-    python -m bench.gpu_compile [--arch 8.0 --arch 9.0a] [--head-dim 64 --head-dim 128] [--out bench/out/gpu-compile] [--jobs 2]
+    python -m bench.gpu_compile [--arch 8.0 --arch 9.0a] [--head-dim 64 --head-dim 128] [--out bench/out/gpu-compile] [--jobs 2] [--fp8]
 
 Needs flashinfer-python and the nvcc wheels, no GPU. FlashInfer's own build (ninja, nvcc) makes the libraries that a server would load: the
 FA2 prefill module (paged, causal or not: extend rows, and decode rows on tensor cores), and the module that merges partial results.
@@ -47,21 +47,24 @@ def link_folder(home: Path, out: Path) -> Path:
     return folder
 
 
-def attention_modules(head_dims: Sequence[int]) -> list[Any]:
-    """FlashInfer's JitSpecs of FA2 prefill, which decode rows on tensor cores take too: all that FlashInferBackend's wrappers load."""
+def attention_modules(head_dims: Sequence[int], stored_dtype: Any = None) -> list[Any]:
+    """FlashInfer's JitSpecs of FA2 prefill, which decode rows on tensor cores take too: all that FlashInferBackend's wrappers load.
+    stored_dtype: of K and V, where it is not that of q."""
     import torch
     from flashinfer.jit.attention.modules import _gen_batch_prefill_primary_module
 
     half = torch.bfloat16
     # q, kv and out in half, int32 indices; no rotary, window, soft cap or half-precision products
-    return [_gen_batch_prefill_primary_module("fa2", half, half, half, torch.int32, d, d, 0, False, False, False) for d in head_dims]
+    types = half, stored_dtype or half, half
+    return [_gen_batch_prefill_primary_module("fa2", *types, torch.int32, d, d, 0, False, False, False) for d in head_dims]
 
 
-def build(head_dims: list[int]) -> None:
+def build(head_dims: list[int], is_fp8: bool = False) -> None:
     """In a process whose environment names the architecture: one JSON line per module."""
+    import torch
     from flashinfer.jit.cascade import gen_cascade_module
 
-    for spec in [gen_cascade_module(), *attention_modules(head_dims)]:
+    for spec in [gen_cascade_module(), *attention_modules(head_dims, torch.float8_e4m3fn if is_fp8 else None)]:
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         spec.build()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -84,20 +87,22 @@ def main() -> int:
     parser.add_argument("--head-dim", action="append", type=int, help=f"may be repeated (default: {', '.join(map(str, HEAD_DIMS))})")
     parser.add_argument("--out", type=Path, default=OUT, help="where FlashInfer's cache of libraries goes")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="nvcc processes at once, half a GB each")
+    parser.add_argument("--fp8", action="store_true", help="K and V stored in 8 bits (--kv-cache-dtype fp8_e4m3)")
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     head_dims: list[int] = arguments.head_dim or list(HEAD_DIMS)
     if arguments.in_this_process:
-        build(head_dims)
+        build(head_dims, arguments.fp8)
         return 0
     # libraries of an earlier call count as built: ninja compiles what is missing
-    runs = [compile_for(arch, head_dims, arguments.out.resolve(), arguments.jobs) for arch in arguments.arch or ARCHITECTURES]
+    out, num_jobs = arguments.out.resolve(), arguments.jobs
+    runs = [compile_for(arch, head_dims, out, num_jobs, arguments.fp8) for arch in arguments.arch or ARCHITECTURES]
     return 1 if any(runs) else 0
 
 
-def compile_for(arch: str, head_dims: list[int], out: Path, num_jobs: int) -> int:
+def compile_for(arch: str, head_dims: list[int], out: Path, num_jobs: int, is_fp8: bool = False) -> int:
     """Exit status of a process of its own: FlashInfer reads its environment when it is imported."""
-    command = [sys.executable, "-m", "bench.gpu_compile", "--in-this-process", *(f"--head-dim={d}" for d in head_dims)]
+    command = [sys.executable, "-m", "bench.gpu_compile", "--in-this-process", *(f"--head-dim={d}" for d in head_dims), *["--fp8"] * is_fp8]
     return subprocess.run(command, env=build_environment(arch, out, num_jobs)).returncode
 
 

@@ -20,6 +20,7 @@ from radixserve.attention.triton_plan import MIN_SPLIT_LEN
 from radixserve.core import PageWrite, Request, SamplingParams, ScheduledBatch, ScheduledRow, TokenLogprob
 from radixserve.engine.engine import Engine
 from radixserve.kv import KVPool, PageTable
+from radixserve.kv.pool import FP8
 from radixserve.runner.batch_builder import build_forward_batch
 from radixserve.runner.decode_graphs import Capture, CudaCapture
 from radixserve.runner.upload import Uploader
@@ -41,14 +42,20 @@ class Case:
 
 
 def make_case(
-    rows: list[tuple[int, int]], num_shared: int, page_size: int, heads: tuple[int, int, int], device: torch.device, seed: int
+    rows: list[tuple[int, int]],
+    num_shared: int,
+    page_size: int,
+    heads: tuple[int, int, int],
+    device: torch.device,
+    seed: int,
+    stored_dtype: torch.dtype | None = None,
 ) -> Case:
     """rows are (tokens, new ones); those with one new token are decode rows and come first. num_shared: leading pages that they share."""
     generator, rng = torch.Generator(device=device).manual_seed(seed), random.Random(seed)
     num_heads, num_kv_heads, head_dim = heads
     needed = [-(-length // page_size) for length, _ in rows]
     num_pages = sum(needed) + 64
-    pool = KVPool(1, num_pages, page_size, num_kv_heads, head_dim, torch.bfloat16, device)
+    pool = KVPool(1, num_pages, page_size, num_kv_heads, head_dim, torch.bfloat16, device, stored_dtype)
     free = list(range(1, num_pages + 1))
     rng.shuffle(free)
     shared = [free.pop() for _ in range(num_shared)]
@@ -62,10 +69,10 @@ def make_case(
         table.write(slot, PageWrite(0, array("i", pages)))
         scheduled.append(ScheduledRow(slot, length - num_new, num_new, array("i") if is_decode else array("i", [0] * num_new)))
     for part in (pool.k(0), pool.v(0)):
-        part.copy_(torch.randn(part.shape, generator=generator, device=device))
-        foreign = torch.tensor([page for page in range(1, num_pages + 1) if page not in owned], device=device)
-        part[foreign] = math.nan
-        part[0] = 0.0
+        values = torch.randn(part.shape, generator=generator, device=device)
+        values[torch.tensor([page for page in range(1, num_pages + 1) if page not in owned], device=device)] = math.nan
+        values[0] = 0.0
+        part.copy_(values)
     last = torch.zeros(len(rows), dtype=torch.int64, device=device)
     batch = build_forward_batch(ScheduledBatch(0, tuple(scheduled)), table, last, device, Uploader(device))
     n = batch.num_tokens
@@ -80,13 +87,18 @@ def dense(case: Case) -> torch.Tensor:
         first, end = batch.qo_indptr_host[row : row + 2].tolist()
         pages = batch.kv_indices[batch.kv_indptr_host[row] : batch.kv_indptr_host[row + 1]].long()
         n, m = end - first, int(batch.seq_lens_host[row])
-        keys, values = (pool[pages].flatten(0, 1)[:m].double() for pool in (case.pool.k(0), case.pool.v(0)))
+        keys, values = (_take(pool, pages).flatten(0, 1)[:m].double() for pool in (case.pool.k(0), case.pool.v(0)))
         queries = case.q[first:end].double().view(n, keys.shape[1], -1, keys.shape[2])
         scores = torch.einsum("nhgd,mhd->hgnm", queries, keys) / math.sqrt(case.q.shape[2])
         future = torch.arange(m, device=scores.device) > torch.arange(m - n, m, device=scores.device)[:, None]
         weights = scores.masked_fill(future, -math.inf).softmax(-1)
         outputs.append(torch.einsum("hgnm,mhd->nhgd", weights, values).flatten(1, 2))
     return torch.cat(outputs)
+
+
+def _take(pool: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    """Pages of K or V; torch indexes no numbers of 8 bits everywhere, but bytes."""
+    return pool[pages] if pool.dtype != FP8 else pool.view(torch.uint8)[pages].view(FP8).float()
 
 
 def judge(report: Report, name: str, out: torch.Tensor, expected: torch.Tensor, times: float = 1.0, **figures: Any) -> None:
@@ -103,16 +115,18 @@ TINY_MIXED = [(1, 1), (40, 1), (33, 18), (9, 2)]
 SMALL_SHARED = [(70, 1), (50, 1), (60, 1), (52, 1), (20, 20)]
 
 
-def check_backend(report: Report, heads: tuple[int, int, int], page_size: int, device: torch.device) -> None:
+def check_backend(
+    report: Report, heads: tuple[int, int, int], page_size: int, device: torch.device, stored_dtype: torch.dtype | None = None
+) -> None:
     is_small = device.type == "cpu"
     figures: dict[str, Any] = {"heads": heads, "page_size": page_size}
     for name, rows, num_shared in (
         ("mixed", SMALL_MIXED if is_small else MIXED, 0),
         ("shared", SMALL_SHARED if is_small else SHARED, (48 if is_small else 512) // page_size),
     ):
-        case = make_case(rows, num_shared, page_size, heads, device, seed=1)
+        case = make_case(rows, num_shared, page_size, heads, device, seed=1, stored_dtype=stored_dtype)
         backend = FlashInferBackend(case.pool, heads[0], cost=ALWAYS if num_shared else None)
-        _judge_twice(report, f"attention/{name}", backend, case, **figures)
+        _judge_twice(report, f"attention/{name}{', fp8' if stored_dtype else ''}", backend, case, **figures)
         assert backend.num_shared_rows == (len(rows) - 1 if num_shared else 0)
 
 

@@ -13,10 +13,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.arrivals import ClosedLoop, Mode, OpenLoop, arrival_times, describe_mode
-from bench.client import Completion, RequestFailedError, completion_body, fetch, stream_completion
+from bench.chat import chat_messages
+from bench.client import Completion, RequestFailedError, chat_body, completion_body, fetch, stream_completion
 from bench.metrics import read_metrics
+from bench.pauses import Pauses
+from bench.protocol import CHAT_ROUTE
 from bench.records import NOT_SENT, RequestRecord, RunResult, append_records, overhead_of, with_zeros
 from bench.workloads import AnswerOf, Ids, Workload, WorkloadRequest
+from bench.workloads.workload import Part
 
 __all__ = ["ClosedLoop", "Mode", "OpenLoop", "RequestRecord", "RunResult", "Target", "flush", "run"]
 
@@ -25,7 +29,10 @@ ROUTING_KEY = "X-SMG-Routing-Key"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how to ask. `extra` is merged into each request's body, see completion_body; `headers` go with each request."""
+    """Where and how to ask. `extra` is merged into each request's body, see completion_body; `headers` go with each request.
+
+    send_text: for completions; a chat is text in any case.
+    """
 
     url: str
     model: str = "default"
@@ -35,9 +42,10 @@ class Target:
     headers: dict[str, str] = field(default_factory=dict)
     timeout_s: float = 600.0
 
-    def __post_init__(self) -> None:
-        if self.path.endswith("/chat/completions"):
-            raise ValueError("path: expected a completions route, since a chat's template would change the tokens; got a chat route")
+    @property
+    def is_chat(self) -> bool:
+        """Whether it asks the chat route: text goes out as messages, and the server's template adds tokens that no workload knows."""
+        return self.path.endswith(CHAT_ROUTE)
 
 
 async def run(
@@ -52,14 +60,16 @@ async def run(
     before = await read_metrics(target.url, headers=target.headers)
     with _Progress(workload, show_progress) as progress:
         session = _Session(workload, target, progress.step)
-        cpu_before, session.started_at = time.process_time(), time.perf_counter()
-        await (_open_loop(session, times) if isinstance(mode, OpenLoop) else _closed_loop(session, mode.concurrency))
-        wall_s, cpu_s = time.perf_counter() - session.started_at, time.process_time() - cpu_before
+        with Pauses() as pauses:
+            cpu_before, session.started_at = time.process_time(), time.perf_counter()
+            await (_open_loop(session, times) if isinstance(mode, OpenLoop) else _closed_loop(session, mode.concurrency))
+            wall_s, cpu_s = time.perf_counter() - session.started_at, time.process_time() - cpu_before
     after = await read_metrics(target.url, headers=target.headers)
     records = with_zeros([session.records[request.id] for request in workload.requests], before, after)
-    result = RunResult(
-        workload.name, describe_mode(mode), wall_s, workload.ideal_hit_rate, records, before, after, overhead_of(records, cpu_s, wall_s)
-    )
+    # a template's tokens come in front of every prompt and between its parts: the ideal of the bare prompts is not that of the chat
+    ideal = None if target.is_chat else workload.ideal_hit_rate
+    overhead = overhead_of(records, cpu_s, wall_s, pauses.gc_max_s, pauses.core_wait_s)
+    result = RunResult(workload.name, describe_mode(mode), wall_s, ideal, records, before, after, overhead)
     if records_path is not None:
         append_records(records_path, result, label=label)
     return result
@@ -103,7 +113,7 @@ async def _closed_loop(session: "_Session", concurrency: int) -> None:
 
 
 class Body(NamedTuple):
-    """What goes over the wire, and how many tokens its prompt has; None where it is text."""
+    """What goes over the wire, and how many tokens its prompt has; None where it is text or a chat."""
 
     payload: bytes
     prompt_len: int | None
@@ -119,6 +129,7 @@ class _Session:
         self._answers: dict[str, Completion] = {}
         self._waiting_for = {request.id: set(request.depends_on) for request in workload.requests}
         self._followers: dict[str, list[WorkloadRequest]] = {}
+        self._parts = {request.id: request.parts for request in workload.requests}
         self._is_quoted = {part.request_id for request in workload.requests for part in request.parts if isinstance(part, AnswerOf)}
         for request in workload.requests:
             for one in request.depends_on:
@@ -133,15 +144,17 @@ class _Session:
 
     def body(self, request: WorkloadRequest) -> Body:
         """Ids of an answer are the server's where it gives them, else those of its text."""
-        extra = {"return_token_ids": True, **self._target.extra} if request.id in self._is_quoted else self._target.extra
-        prompt = self._text(request) if self._target.send_text else self._ids(request)
-        payload = json.dumps(completion_body(self._target.model, prompt, request.output_len, extra)).encode()
-        return Body(payload, None if self._target.send_text else len(prompt))
+        target = self._target
+        if target.is_chat:
+            messages = chat_messages(request.parts, self._parts, self._part_text)
+            return Body(json.dumps(chat_body(target.model, messages, request.output_len, target.extra)).encode(), None)
+        extra = {"return_token_ids": True, **target.extra} if request.id in self._is_quoted else target.extra
+        prompt = "".join(map(self._part_text, request.parts)) if target.send_text else self._ids(request)
+        payload = json.dumps(completion_body(target.model, prompt, request.output_len, extra)).encode()
+        return Body(payload, None if target.send_text else len(prompt))
 
-    def _text(self, request: WorkloadRequest) -> str:
-        return "".join(
-            self._answers[part.request_id].text if isinstance(part, AnswerOf) else self._words.text(part) for part in request.parts
-        )
+    def _part_text(self, part: Part) -> str:
+        return self._answers[part.request_id].text if isinstance(part, AnswerOf) else self._words.text(part)
 
     def _ids(self, request: WorkloadRequest) -> Ids:
         return request.prompt({name: self._answer_ids(self._answers[name]) for name in request.depends_on})

@@ -17,7 +17,8 @@ class RequestRecord:
 
     scheduled_s: when it ought to be sent: its place in the arrival process, the end of what it waits for, or in a closed loop the moment
     that its turn came. token_times_s has one entry per token, as far as the server says how many tokens a chunk holds; those that come in
-    one chunk share the pause before it, and those of the first chunk come together. prompt_len: tokens as built here; None: text was sent.
+    one chunk share the pause before it, and those of the first chunk come together. prompt_len: tokens as built here; None: text was sent,
+    or a chat, whose template adds tokens: prompt_tokens has them.
     """
 
     id: str
@@ -62,7 +63,10 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What the generator itself cost. late_*: how long after its time a request was sent; cpu_s: of this process, in the run."""
+    """What the generator itself cost. late_*: how long after its time a request was sent; cpu_s: of this process, in the run.
+
+    gc_max_s: its longest garbage collection. core_wait_s: how long it was ready and had no core; None where the system does not tell.
+    """
 
     late_p50_s: float
     late_p99_s: float
@@ -70,16 +74,21 @@ class Overhead:
     cpu_s: float
     cpu_share: float  # of one core
     cpu_per_request_s: float
+    gc_max_s: float = 0.0
+    core_wait_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One run of one workload. records are in the workload's order, one per request. metrics_*: None where the server has none."""
+    """One run of one workload. records are in the workload's order, one per request. metrics_*: None where the server has none.
+
+    ideal_hit_rate: None for chats, whose template adds tokens that the workload does not know.
+    """
 
     workload: str
     mode: str  # e.g. "8 at a time"
     wall_s: float
-    ideal_hit_rate: float
+    ideal_hit_rate: float | None
     records: tuple[RequestRecord, ...]
     metrics_before: Figures | None
     metrics_after: Figures | None
@@ -121,11 +130,13 @@ def with_zeros(records: Sequence[RequestRecord], before: Figures | None, after: 
     )
 
 
-def overhead_of(records: Sequence[RequestRecord], cpu_s: float, wall_s: float) -> Overhead:
+def overhead_of(
+    records: Sequence[RequestRecord], cpu_s: float, wall_s: float, gc_max_s: float = 0.0, core_wait_s: float | None = None
+) -> Overhead:
     """Of the requests that were sent; there is one."""
     late = [record.late_s for record in records if record.was_sent]
     p50, p99 = percentile(late, 0.5) or 0.0, percentile(late, 0.99) or 0.0
-    return Overhead(p50, p99, max(late), cpu_s, cpu_s / wall_s, cpu_s / len(late))
+    return Overhead(p50, p99, max(late), cpu_s, cpu_s / wall_s, cpu_s / len(late), gc_max_s, core_wait_s)
 
 
 def append_records(path: Path, result: RunResult, **labels: object) -> None:

@@ -3,6 +3,7 @@
 python -m bench.serving --url http://127.0.0.1:30000 --load A,B --repeats 3 --out bench/out/results.jsonl
 python -m bench.serving --workload shared-prefix --option num_groups=4 --option group_distribution=zipf --rate 2,4,8 --arrivals poisson
 python -m bench.serving --workload trace --option path=trace.jsonl --option block_len=32 --arrivals recorded
+python -m bench.serving --workload multi-turn-short --endpoint chat --url http://ANY-OPENAI-COMPATIBLE-SERVER
 python -m bench.serving --list
 """
 
@@ -16,11 +17,13 @@ from pathlib import Path
 from bench.arrivals import ARRIVALS, ClosedLoop, Mode, OpenLoop, describe_mode
 from bench.client import RequestFailedError
 from bench.load import Target, flush, run
+from bench.protocol import CHAT_ROUTE
 from bench.report import RunSummary, append_jsonl, describe, medians, spread, summarize
 from bench.words import Words, find_model_dir
 from bench.workloads import LOAD_NAMES, WORKLOADS, describe_workloads, make_workload, parse_option
 from bench.workloads import warm_up as warm_up_workload
 
+ENDPOINTS = ("completions", "chat")
 FAILURES = (RequestFailedError, OSError, TimeoutError)
 
 
@@ -80,11 +83,14 @@ def _rates(text: str) -> list[float]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.serving", description="Load generator for streaming /v1/completions.")
+    parser = argparse.ArgumentParser(prog="python -m bench.serving", description="Load generator for streaming completions and chats.")
     parser.add_argument("--url", default="http://127.0.0.1:30000", help="address of the server (default: %(default)s)")
-    parser.add_argument("--path", default="/v1/completions", help="(default: %(default)s)")
+    parser.add_argument(
+        "--endpoint", choices=ENDPOINTS, default="completions", help="chat: messages, as most clients send them (default: %(default)s)"
+    )
+    parser.add_argument("--path", help="of the endpoint (default: /v1/completions or /v1/chat/completions)")
     parser.add_argument("--model", default="default", help="model name in the request (default: %(default)s)")
-    parser.add_argument("--send", choices=["ids", "text"], default="ids", help="how prompts are sent (default: %(default)s)")
+    parser.add_argument("--send", choices=["ids", "text"], help="how prompts are sent (default: ids; a chat: text)")
     parser.add_argument("--api-key", help="sent as a bearer token")
     parser.add_argument("--extra", type=_object, default={}, help="JSON merged into each request; null drops a field")
     parser.add_argument("--label", default="run", help="name of the server in the output (default: %(default)s)")
@@ -98,6 +104,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="name the workloads and their options, and end")
     add_load_arguments(parser, default=",".join(LOAD_NAMES))
     return parser
+
+
+def _target(args: argparse.Namespace, parser: argparse.ArgumentParser) -> Target:
+    is_chat = args.endpoint == "chat"
+    if is_chat and args.send == "ids":
+        parser.error("--send: expected text with --endpoint chat, whose messages are no token ids; got ids")
+    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    path = args.path or f"/v1{CHAT_ROUTE if is_chat else '/completions'}"
+    target = Target(args.url, args.model, path, args.send == "text", args.extra, headers)
+    if target.is_chat != is_chat:
+        parser.error(f"--path: expected a route of --endpoint {args.endpoint}, got {path}")
+    return target
 
 
 def _modes(args: argparse.Namespace, parser: argparse.ArgumentParser) -> list[Mode | None]:
@@ -166,9 +184,8 @@ async def _main() -> int:
         return 0
     names, modes = check_load_arguments(parser, args), _modes(args, parser)
     words = Words(find_model_dir(args.model_dir))
-    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
+    target = _target(args, parser)
     try:
-        target = Target(args.url, args.model, args.path, args.send == "text", args.extra, headers)
         for name in names:
             make_workload(name, words, args.seed, **dict(args.option))
         if not args.no_warm_up:

@@ -6,9 +6,14 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.client import completion_body, stream_completion
+from bench.client import Completion, completion_body, stream_completion
 from bench.load import Target, flush
+from bench.metrics import growth, read_metrics
+from bench.pauses import Pauses
 from bench.words import Words
+
+STEP_SECONDS = "radixserve_prefill_step_seconds_total"
+SERVER_SECONDS = "sglang:time_to_first_token_seconds_sum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,11 @@ def _count_params(shard: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TtftPair:
-    """Medians over `repeats` of a cold prompt of n tokens and of one that shares its first p; seconds."""
+    """Medians over `repeats` of a cold prompt of n tokens and of one that shares its first p; seconds.
+
+    *_step_s: in the engine's steps that computed the prompt; hit_server_s: from the request's arrival to the first token's leaving, by the
+    server's own clock. None where the server does not tell.
+    """
 
     n: int
     p: int
@@ -62,6 +71,9 @@ class TtftPair:
     hit_s: float
     cached_tok: float  # of the hits, as the server tells; below p where its page size is above 1
     floor: float  # F(n, p) / F(n, 0)
+    cold_step_s: float | None = None
+    hit_step_s: float | None = None
+    hit_server_s: float | None = None
 
     @property
     def ratio(self) -> float:
@@ -72,9 +84,13 @@ class TtftPair:
         return self.ratio / self.floor
 
     def describe(self) -> str:
+        steps = ""
+        if self.cold_step_s and self.hit_step_s is not None:
+            steps = f", of the steps alone {self.hit_step_s / self.cold_step_s / self.floor:.2f}"
+        over = f"ratio/floor {self.over_floor:.2f} (goal: at most 1.30){steps}"
         return (
             f"n {self.n} p {self.p}: TTFT cold {self.cold_s * 1e3:.1f} ms, hit {self.hit_s * 1e3:.1f} ms ({self.cached_tok:.0f} cached), "
-            f"ratio {self.ratio:.3f}, floor {self.floor:.3f}, ratio/floor {self.over_floor:.2f} (goal: at most 1.30), {self.repeats} pairs"
+            f"ratio {self.ratio:.3f}, floor {self.floor:.3f}, {over}, {self.repeats} pairs"
         )
 
 
@@ -88,16 +104,46 @@ async def measure_ttft(
     if not 0 < p < n:
         raise ValueError(f"expected 0 < p < n, got p = {p}, n = {n}")
     rng = random.Random(f"ttft/{seed}/{n}/{p}")
-    cold_s, hit_s, cached = [], [], []
+    colds, hits = [], []
     for _ in range(repeats):
         await flush(target.url, flush_path)
         cold_ids = [rng.choice(words.ids) for _ in range(n)]
         own_ids = [rng.choice([word for word in words.ids if word != cold_ids[p]]), *(rng.choice(words.ids) for _ in range(n - p - 1))]
-        cold = await stream_completion(target.url, completion_body(target.model, cold_ids, 2, target.extra), target.path)
-        hit = await stream_completion(target.url, completion_body(target.model, cold_ids[:p] + own_ids, 2, target.extra), target.path)
-        if cold.num_cached_tokens:
-            raise ValueError(f"expected a cold prompt after a flush, got {cold.num_cached_tokens} cached tokens")
-        cold_s.append(cold.ttft)
-        hit_s.append(hit.ttft)
-        cached.append(hit.num_cached_tokens or 0)
-    return TtftPair(n, p, repeats, statistics.median(cold_s), statistics.median(hit_s), statistics.median(cached), shape.floor(n, p))
+        colds.append(await _ask(target, cold_ids))
+        hits.append(await _ask(target, cold_ids[:p] + own_ids))
+        if colds[-1].completion.num_cached_tokens:
+            raise ValueError(f"expected a cold prompt after a flush, got {colds[-1].completion.num_cached_tokens} cached tokens")
+    return TtftPair(
+        n,
+        p,
+        repeats,
+        cold_s=statistics.median(one.completion.ttft for one in colds),
+        hit_s=statistics.median(one.completion.ttft for one in hits),
+        cached_tok=statistics.median(one.completion.num_cached_tokens or 0 for one in hits),
+        floor=shape.floor(n, p),
+        cold_step_s=_median([one.step_s for one in colds]),
+        hit_step_s=_median([one.step_s for one in hits]),
+        hit_server_s=_median([one.server_s for one in hits]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    completion: Completion
+    step_s: float | None
+    server_s: float | None
+
+
+async def _ask(target: Target, ids: list[int]) -> _Asked:
+    """One request alone, and what the server's counters gained by it."""
+    body = completion_body(target.model, ids, 2, target.extra)
+    before = await read_metrics(target.url, headers=target.headers)
+    with Pauses():
+        completion = await stream_completion(target.url, body, target.path, headers=target.headers)
+    after = await read_metrics(target.url, headers=target.headers)
+    return _Asked(completion, growth(before, after, STEP_SECONDS), growth(before, after, SERVER_SECONDS))
+
+
+def _median(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known and len(known) == len(values) else None

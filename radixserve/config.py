@@ -78,6 +78,12 @@ class CacheConfig(_Checked):
     """The tree and the pool."""
 
     page_size: int = option(1, "tokens per KV page; a prefix is re-used in whole pages", low=1, high=1024)
+    kv_cache_dtype: str = option(
+        "auto",
+        "type of stored K and V; auto: as they are computed; fp8_e4m3: 8 bits without a scale, half of the memory, and results change "
+        "(with flashinfer, heads of 128 or 256 dimensions)",
+        choices=("auto", "fp8_e4m3"),
+    )
     disable_radix_cache: bool = option(False, "share nothing between requests: the baseline, everything else equal")
     radix_eviction_policy: str = option(
         "lru",

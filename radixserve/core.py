@@ -236,6 +236,8 @@ class StepTimes:
     products_s: float = 0.0
     row_ops_s: float = 0.0
     head_s: float = 0.0
+    # beside plan_s: until the device had read an earlier step's tables, which lie where this step's go
+    wait_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

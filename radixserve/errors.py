@@ -21,6 +21,8 @@ RadixServeError
 │   │   └── QueueTimeoutError     503 server_error / queue_timeout
 │   └── ShuttingDownError         503 server_error / shutting_down
 ├── ConfigError                   a flag or a combination of flags
+│   └── DeviceMemoryError         memory of the device that could not be had
+├── DeviceError                   a device that failed and can compute nothing any more
 └── ModelError                    a model that cannot be fetched, read or run
     ├── ModelFetchError
     ├── UnsupportedModelError
@@ -184,6 +186,14 @@ class ShuttingDownError(UnavailableError):
 
 class ConfigError(RadixServeError):
     """A flag, or a combination of flags, that cannot work."""
+
+
+class DeviceMemoryError(ConfigError):
+    """The device's memory does not suffice; the message says for what, how much is free, and which flags take less."""
+
+
+class DeviceError(RadixServeError):
+    """A device failed, and this process can compute nothing on it any more: another kernel instead would fail too."""
 
 
 class ModelError(RadixServeError):

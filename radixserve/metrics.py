@@ -12,13 +12,14 @@ class StepSeconds:
     tree: float = 0.0  # match, lock, insert, evict; without what watches it
     schedule: float = 0.0  # the rest of planning and of bookkeeping
     plan: float = 0.0  # batch tensors and kernel planning
+    wait: float = 0.0  # in planning ahead: until a GPU has read an earlier step's tables
     forward: float = 0.0
     sample: float = 0.0
     send: float = 0.0  # encode and hand over to the socket
 
     @property
     def total(self) -> float:
-        return self.tree + self.schedule + self.plan + self.forward + self.sample + self.send
+        return self.tree + self.schedule + self.plan + self.wait + self.forward + self.sample + self.send
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """python -m bench.experiment plan.toml: run an experiment, or make the report of one again.
 
 python -m bench.experiment bench/plans/quick.toml --out bench/out/quick
+python -m bench.experiment bench/plans/peers.toml --check
 python -m bench.experiment --report bench/out/quick
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from bench.client import RequestFailedError
 from bench.experiment.canvas import PlotsUnavailableError, pyplot
+from bench.experiment.check import check_plan
 from bench.experiment.plan import load_plan
 from bench.experiment.report import write_report
 from bench.experiment.results import Results, ResultsFile, read_results
@@ -28,6 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.experiment", description="Run a plan and write results, plots and a report.")
     parser.add_argument("plan", type=Path, nargs="?", help="a TOML file, see docs/experiments.md")
     parser.add_argument("--out", type=Path, help="folder to write to (default: bench/out/NAME-OF-THE-PLAN)")
+    parser.add_argument("--check", action="store_true", help="say what the plan would run, and end")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="make the report in FOLDER again, from its results.json")
     return parser
 
@@ -51,9 +54,14 @@ def _main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     if (args.plan is None) == (args.report is None):
         parser.error("expected either a plan or --report FOLDER")
+    if args.check and args.plan is None:
+        parser.error("--check: expected a plan")
     folder: Path = args.report or args.out or Path("bench/out") / args.plan.stem
     file = ResultsFile(folder / "results.json")
     try:
+        if args.check:
+            print("\n".join(check_plan(load_plan(args.plan))))
+            return 0
         pyplot()  # before minutes of measuring, not after
         if args.report is None:
             asyncio.run(_run(args.plan, arguments, file.write))

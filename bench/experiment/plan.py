@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.experiment.tables import PlanError, Table
+from bench.protocol import CHAT_ROUTE
 
 ARRIVALS = ("poisson", "constant")
 
@@ -18,8 +19,9 @@ ARRIVALS = ("poisson", "constant")
 class ServerPlan:
     """One server. Without `command` it is this project's, with the plan's flags and then its own.
 
-    In `command`, {port} and {model_dir} are filled in, and ${NAME} from the environment; where a program or a variable is not there the
-    server is skipped by name. `flush` is the path to POST between two runs, "" where there is none (prompts differ by seed anyway).
+    In `command`, {port} and {model_dir} are filled in, and ${NAME} or ${NAME:-otherwise} from the environment; in `env` too, but for the
+    port. Where a program or a variable is not there the server is skipped by name. `flush` is the path to POST between two runs, "" where
+    there is none (prompts differ by seed anyway).
     """
 
     label: str
@@ -154,6 +156,8 @@ def _server(table: Table) -> ServerPlan:
     )
     if server.command and server.flags:
         table.fail("flags", "no flags beside a command: write them into it", list(server.flags))
+    if server.path.endswith(CHAT_ROUTE):
+        table.fail("path", "a completions route (of a chat no ideal is known; bench.serving has chats)", server.path)
     table.finish()
     return server
 

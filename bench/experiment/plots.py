@@ -62,7 +62,8 @@ def _draw_ratios(axes: Any, results: Results, loads: list[str]) -> None:
             spread = f.over_repeats([pair.time_ratio for pair in pairs])
             if spread is None:
                 continue
-            axes.barh(place, spread.median, step * 0.8, color=colour[server], alpha=0.85)
+            named = axes.get_legend_handles_labels()[1]
+            axes.barh(place, spread.median, step * 0.8, color=colour[server], alpha=0.85, label=None if server in named else server)
             axes.plot(spread.values, [place] * len(spread.values), "o", color=INK, markersize=3.2)
             bound = f.over_repeats([pair.bound for pair in pairs])
             if bound is not None:
@@ -73,7 +74,11 @@ def _draw_ratios(axes: Any, results: Results, loads: list[str]) -> None:
             )
     axes.axvline(1.0, color=FAINT, linewidth=1, linestyle=":")
     axes.set_title(f"Times faster than {results.plan.baseline}")
-    axes.set_xlabel("dots: pairs; red: bound 1 / (1 - h f)")
+    has_bound = any(pair.bound is not None for load in loads for server in others for pair in f.pairs(results, load, server))
+    axes.set_xlabel("dots: pairs; red: bound 1 / (1 - h f)" if has_bound else "dots: pairs")
+    handles, names = axes.get_legend_handles_labels()
+    if len(names) > 1:
+        axes.figure.legend(handles, names, loc="outside lower left", ncols=len(names), columnspacing=0.9, handlelength=1)
     axes.set_yticks(range(len(loads)), loads)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)

@@ -72,10 +72,21 @@ class TtftResult:
     hit_s: float
     cached_tokens: float
     floor: float  # F(n, p) / F(n, 0)
+    # in the steps that computed the prompt, and within the server; None where it does not tell
+    cold_step_s: float | None = None
+    hit_step_s: float | None = None
+    hit_server_s: float | None = None
 
     @property
     def ratio(self) -> float:
         return self.hit_s / self.cold_s
+
+    @property
+    def steps_over_floor(self) -> float | None:
+        """What the ratio over the floor is of the engine's steps alone."""
+        if self.hit_step_s is None or not self.cold_step_s:
+            return None
+        return self.hit_step_s / self.cold_step_s / self.floor
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +161,8 @@ class ResultsFile:
 
 
 def _line(run: Run) -> str:
-    plain = _rounded(dataclasses.asdict(run))
+    # rates in full: rounded twice, an equal hit rate and ideal are shown as different
+    plain = {**_rounded(dataclasses.asdict(run)), "ideal_hit_rate": run.ideal_hit_rate, "ideal_by_group": run.ideal_by_group}
     plain["records"] = [[record[name] for name in _RECORD_FIELDS] for record in plain["records"]]
     return json.dumps(plain, separators=(",", ":"))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.client import RequestFailedError, fetch
 from bench.experiment.counters import all_growth
 from bench.experiment.environment import describe_environment, own_version
-from bench.experiment.peers import NotInstalledError, resolve_command
+from bench.experiment.peers import NotInstalledError, resolve_command, resolve_env
 from bench.experiment.plan import LoadPlan, Plan, ServerPlan
 from bench.experiment.results import Results, Run, ServerInfo, TtftResult
 from bench.experiment.sampler import Sampler
@@ -53,11 +53,7 @@ async def run_experiment(plan: Plan, command: str, say: Say, keep: Keep) -> Resu
     started_at, clock = f"{datetime.now().astimezone():%Y-%m-%d %H:%M}", time.perf_counter()
     model_dir = find_model_dir(Path(plan.model_dir) if plan.model_dir else None)
     words = Words(model_dir)
-    for index, load in enumerate(plan.loads):
-        try:
-            _workload(load, words, plan.seed)
-        except (ValueError, OSError) as error:
-            raise PlanError(f"loads[{index}] ({load.label}): {error}") from None
+    check_loads(plan, words)
     shape = read_model_shape(model_dir) if plan.ttft else None
     environment = describe_environment()
     runs: list[Run] = []
@@ -84,6 +80,20 @@ async def run_experiment(plan: Plan, command: str, say: Say, keep: Keep) -> Resu
     return so_far()
 
 
+def check_loads(plan: Plan, words: Words) -> None:
+    """Raises PlanError for a load that cannot be made, before anything starts."""
+    for index, load in enumerate(plan.loads):
+        try:
+            workload_of(load, words, plan.seed)
+        except (ValueError, OSError) as error:
+            raise PlanError(f"loads[{index}] ({load.label}): {error}") from None
+
+
+def check_baseline(plan: Plan, there: Sequence[str]) -> None:
+    if plan.baseline not in there:
+        raise PlanError(f"baseline: {plan.baseline} is not installed, so there is nothing to compare with")
+
+
 async def _start(stack: AsyncExitStack, plan: Plan, model_dir: Path, say: Say) -> tuple[list[ServerInfo], list[_Live]]:
     """All servers of the plan that are installed."""
     infos, live = [], []
@@ -98,25 +108,27 @@ async def _start(stack: AsyncExitStack, plan: Plan, model_dir: Path, say: Say) -
         up = await stack.enter_async_context(made)
         infos.append(ServerInfo(server.label, _shown(server, plan), await _version(server, up.url)))
         live.append(_Live(server, up))
-    if plan.baseline not in [server.plan.label for server in live]:
-        raise PlanError(f"baseline: {plan.baseline} is not installed, so there is nothing to compare with")
+    check_baseline(plan, [server.plan.label for server in live])
     return infos, live
 
 
 def _server(server: ServerPlan, plan: Plan, model_dir: Path) -> Server:
     if server.is_peer:
-        command = resolve_command(server, str(model_dir))
-        return Server(server.label, (), server.start_timeout_s, command=command, env=server.env, health=server.health)
-    model = ("--model-path", plan.model_dir) if plan.model_dir else ()
-    return Server(server.label, (*model, *plan.flags, *server.flags), server.start_timeout_s, env=server.env)
+        command, env = resolve_command(server, str(model_dir)), resolve_env(server, str(model_dir))
+        return Server(server.label, (), server.start_timeout_s, command=command, env=env, health=server.health)
+    return Server(server.label, own_arguments(server, plan)[1:], server.start_timeout_s, env=resolve_env(server, str(model_dir)))
+
+
+def own_arguments(server: ServerPlan, plan: Plan) -> list[str]:
+    model = ["--model-path", plan.model_dir] if plan.model_dir else []
+    return ["serve", *model, *plan.flags, *server.flags]
 
 
 def _shown(server: ServerPlan, plan: Plan) -> str:
     """The command without what is of this machine alone: interpreter and port."""
     if server.is_peer:
         return shlex.join(server.command)
-    model = ("--model-path", plan.model_dir) if plan.model_dir else ()
-    return shlex.join(["radixserve", "serve", *model, *plan.flags, *server.flags])
+    return shlex.join(["radixserve", *own_arguments(server, plan)])
 
 
 async def _version(server: ServerPlan, url: str) -> str:
@@ -145,7 +157,7 @@ async def _run_load(words: Words, plan: Plan, load: LoadPlan, live: Sequence[_Li
 
 
 async def _run_once(words: Words, plan: Plan, load: LoadPlan, server: _Live, rate: float | None, repeat: int, seed: int) -> Run:
-    workload = _workload(load, words, seed)
+    workload = workload_of(load, words, seed)
     if server.plan.flush:
         await flush(server.url, server.plan.flush)
     mode: Mode = ClosedLoop(load.concurrency) if load.concurrency else OpenLoop(rate, load.arrivals, seed)
@@ -169,7 +181,7 @@ async def _run_once(words: Words, plan: Plan, load: LoadPlan, server: _Live, rat
     )
 
 
-def _workload(load: LoadPlan, words: Words, seed: int) -> Workload:
+def workload_of(load: LoadPlan, words: Words, seed: int) -> Workload:
     return make_workload(load.workload, words, seed, **load.options)
 
 
@@ -186,4 +198,5 @@ async def _ttft(words: Words, plan: Plan, live: Sequence[_Live], shape: ModelSha
     for n, p in plan.ttft.pairs:
         pair = await measure_ttft(found.target, words, shape, n, p, repeats=plan.ttft.repeats, seed=plan.seed, flush_path=found.plan.flush)
         say(f"one request at a time: {pair.describe()}")
-        yield TtftResult(n, p, pair.repeats, pair.cold_s, pair.hit_s, pair.cached_tok, pair.floor)
+        parts = (pair.cold_step_s, pair.hit_step_s, pair.hit_server_s)
+        yield TtftResult(n, p, pair.repeats, pair.cold_s, pair.hit_s, pair.cached_tok, pair.floor, *parts)

@@ -6,7 +6,7 @@ from bench.experiment import figures as f
 from bench.experiment.findings import cards, sentences, subject
 from bench.experiment.lesson import lesson_in_words, perturbed_groups
 from bench.experiment.page import Block, Bullets, Cards, Heading, Picture, Table, Text, grouped
-from bench.experiment.results import Results, Run
+from bench.experiment.results import Results, Run, TtftResult
 from bench.experiment.wording import NOT_TOLD, listed, ms, percent, seconds, spread_of, times
 
 STEADY = 1.25  # greatest over least of equal runs, up to which nothing is said
@@ -38,11 +38,12 @@ def conditions(results: Results) -> list[tuple[str, str, float | None]]:
 
 def first_screen(results: Results, pictures: Pictures) -> list[Block]:
     plan = results.plan
-    repeats = sorted({load.repeats for load in plan.loads})
+    repeats = ["once" if number == 1 else f"{number} times" for number in sorted({load.repeats for load in plan.loads})]
     skipped = [server.label for server in results.servers if server.skipped]
     lead = (
-        f"{plan.about} {listed(results.labels).capitalize()} in turn on the same prompts, {' or '.join(map(str, repeats))} repeats of a "
-        f"load, caches flushed before each run. {results.environment.get('processor', '')}. {results.started_at}."
+        f"{plan.about} {listed(results.labels).capitalize()} ran in turn on the same prompts: each load "
+        f"{' or '.join(repeats)}, caches emptied before each run. "
+        f"{results.environment.get('processor', '')}. {results.started_at}."
     )
     if skipped:
         lead += f" Not there, so skipped: {listed(skipped)}."
@@ -132,7 +133,8 @@ def attribution(results: Results, pictures: Pictures) -> list[Block]:
             ("load", "server", "h", "f", "bound 1/(1-hf)", "measured ratio", "each pair", "of the bound", "TTFT p50 ratio"),
             grouped(rows),
             f"Measured ratio: total time of {results.plan.baseline} over that of the server, pair by pair, median (least to greatest). "
-            "A decode row in a step that also held prompt tokens is taken off f at what it costs in the other steps.",
+            "A decode row in a step that also held prompt tokens is taken off f at what it costs in the other steps. TTFT p50 ratio: the "
+            "median time to first token over that of the baseline; below 1 is sooner.",
             num_word_columns=2,
         ),
         Table(
@@ -173,18 +175,7 @@ def _split_cells(runs: Sequence[Run]) -> tuple[str, ...]:
 def _floor(results: Results, pictures: Pictures) -> list[Block]:
     if not results.ttft:
         return []
-    rows = tuple(
-        (
-            f"{pair.n:,}",
-            f"{pair.p:,}",
-            ms(pair.cold_s),
-            ms(pair.hit_s),
-            f"{pair.ratio:.3f}",
-            f"{pair.floor:.3f}",
-            f"{pair.ratio / pair.floor:.2f}",
-        )
-        for pair in results.ttft
-    )
+    rows = tuple((f"{pair.n:,}", f"{pair.p:,}", *_floor_cells(pair)) for pair in results.ttft)
     return [
         Heading("One request at a time: a hit against the floor", 3),
         Table(
@@ -194,7 +185,32 @@ def _floor(results: Results, pictures: Pictures) -> list[Block]:
             "arithmetic alone, at one rate for all of it, without HTTP and the fixed cost of a step.",
             num_word_columns=0,
         ),
+        *_parts_of_a_hit(results),
         *picture(pictures, "ttft_floor", "Time to first token of a hit over that of a cold prompt, beside the floor"),
+    ]
+
+
+def _floor_cells(pair: TtftResult) -> tuple[str, ...]:
+    return (ms(pair.cold_s), ms(pair.hit_s), f"{pair.ratio:.3f}", f"{pair.floor:.3f}", f"{pair.ratio / pair.floor:.2f}")
+
+
+def _parts_of_a_hit(results: Results) -> list[Block]:
+    """Where the time to a hit's first token goes, as far as the server tells."""
+    rows = []
+    for pair in results.ttft:
+        if pair.hit_step_s is not None and pair.hit_server_s is not None and pair.steps_over_floor is not None:
+            parts = (pair.hit_step_s, pair.hit_server_s - pair.hit_step_s, pair.hit_s - pair.hit_server_s)
+            rows.append((f"{pair.n:,}", f"{pair.p:,}", *map(ms, parts), f"{pair.steps_over_floor:.2f}"))
+    if not rows:
+        return []
+    return [
+        Table(
+            ("n", "p", "in the step, ms", "elsewhere in the server, ms", "client and connection, ms", "ratio / floor of the steps alone"),
+            tuple(rows),
+            "Where the time to a hit's first token goes, in medians. The step computes the tokens that were not re-used. Elsewhere in the "
+            "server: reading the request, the way to the engine and back, making the first event.",
+            num_word_columns=0,
+        )
     ]
 
 

@@ -28,6 +28,7 @@ def latency(results: Results, pictures: Pictures) -> list[Block]:
         Table(
             ("load", "server", "TTFT p50, ms", "p95", "p99", "TPOT p50, ms", "ITL p50, ms", "p95", "p99"),
             grouped(rows),
+            "TTFT: time to first token. TPOT: time per further token, in the mean of a request. ITL: each pause between two tokens. "
             f"Percentiles within a run ({num[0]} to {num[-1]} requests, so a p99 is the slowest or near it), then the median (least to "
             "greatest) over repeats. TTFT is from a request's own sending to its first token: what it waited in the server's queue is in "
             "it.",
@@ -94,7 +95,14 @@ def pool(results: Results, pictures: Pictures) -> list[Block]:
     return [
         Heading("The pool"),
         Table(
-            ("load", "server", "peak held by running requests", "peak cached, free to go", "tokens evicted", "requests put back to wait"),
+            (
+                "load",
+                "server",
+                "peak held by running requests",
+                "peak cached, may be evicted",
+                "tokens evicted",
+                "requests put back to wait",
+            ),
             grouped(rows),
             f"Peaks are of what was read from /metrics every {results.plan.sample_interval_s:g} s.",
             num_word_columns=2,

@@ -7,6 +7,7 @@ from bench.experiment import figures as f
 from bench.experiment.page import Block, Bullets, Code, Heading, Table, Text
 from bench.experiment.results import Results
 from bench.experiment.wording import NOT_TOLD, count, ms
+from bench.report import LATE_S
 
 
 def checks(results: Results) -> list[Block]:
@@ -22,13 +23,20 @@ def checks(results: Results) -> list[Block]:
     if late:
         lag = f.quantiles(late)
         assert lag is not None
-        items.append(f"The generator sent open-loop requests {ms(lag.p50)} ms (p50) to {ms(max(late))} ms (most) after their time.")
+        told_late = f"The generator sent open-loop requests {ms(lag.p50)} ms (p50) to {ms(max(late))} ms (most) after their time"
+        items.append(
+            f"{told_late}: **it was a bottleneck, so arrivals were not quite those asked for.**" if lag.p99 > LATE_S else f"{told_late}."
+        )
     return [Heading("Can it be trusted?"), Bullets(tuple(items))]
 
 
 def method(results: Results) -> list[Block]:
     plan = results.plan
-    servers = tuple((s.label, s.version or NOT_TOLD, f"skipped: {s.skipped}" if s.skipped else f"`{s.command}`") for s in results.servers)
+    about = {server.label: f"; {server.about}" if server.about else "" for server in plan.servers}
+    servers = tuple(
+        (s.label, s.version or NOT_TOLD, f"skipped: {s.skipped}" if s.skipped else f"`{s.command}`{about.get(s.label, '')}")
+        for s in results.servers
+    )
     loads = tuple(
         (load.label, load.workload, _load_words(load.options, load.concurrency, load.rates, load.arrivals), load.about)
         for load in plan.loads

@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,10 @@ from bench.workloads.basic import conversation
 from bench.workloads.draw import Draw
 from bench.workloads.options import option
 from bench.workloads.workload import Ids, WorkloadRequest
+
+_SIDES = {"human": "person", "user": "person", "system": "system"} | dict.fromkeys(
+    ("gpt", "chatgpt", "assistant", "model", "bing", "bard"), "model"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +56,16 @@ class TraceFile:
 
 @dataclass(frozen=True, slots=True)
 class ShareGpt:
-    """Conversations of people: [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}, ...]"""
+    """Conversations of people: [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}, ...]}, ...]
 
-    path: str = option("", "the JSON file")
+    What a conversation of such files may be is in _pairs.
+    """
+
+    path: str = option("", "the file: a JSON list, or JSON lines")
     num_chats: int = option(32, "conversations at most, drawn from those that fit and are the same tokens as text and as ids")
     max_turns: int = option(4, "user turns of a conversation at most; 1 sends the first alone")
     max_len: int = option(2048, "tokens of a conversation at most, the answers included; later turns are left out, longer ones too")
-    output_len: int = option(0, "tokens of every answer; 0: as long as the recorded one", at_least=0)
+    output_len: int = option(0, "tokens of every answer; 0: as the recorded one, and a question without one is not asked", at_least=0)
     concurrency: int = option(8, "requests at a time, where the command says nothing")
 
     @property
@@ -89,7 +97,7 @@ class ShareGpt:
         total = 0
         for question, answer in chat[: self.max_turns]:
             ids = settled(draw, f"\n{question}\n" if turns else f"{question}\n")
-            if ids is None or not _is_text(answer):
+            if ids is None or not _is_text(answer) or not (answer or self.output_len):
                 break
             output_len = self.output_len or max(1, len(draw.words.encode(answer)))
             total += len(ids) + output_len
@@ -125,11 +133,8 @@ def _existing(path: str, name: str) -> Path:
 
 
 def _read_chats(path: Path) -> list[list[tuple[str, str]]]:
-    """Pairs of question and answer of each conversation that begins with a person. Raises ValueError for another format."""
-    try:
-        entries: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"workload sharegpt: {path}: expected JSON: {error}") from None
+    """Pairs of question and answer of each conversation that has any. Raises ValueError for another format."""
+    entries = _read_entries(path)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"workload sharegpt: {path}: expected a list of objects, got {type(entries).__name__}")
     if entries and not any({"conversations", "conversation"} & entry.keys() for entry in entries):
@@ -138,12 +143,50 @@ def _read_chats(path: Path) -> list[list[tuple[str, str]]]:
     return [pairs for index, turns in chats if (pairs := _pairs(f"{path}, entry {index}", turns))]
 
 
+def _read_entries(path: Path) -> Any:
+    """A JSON document, or one on each line."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        lines = [line for line in text.splitlines() if line.strip()]
+        try:
+            entries = [json.loads(line) for line in lines]
+        except ValueError:
+            raise ValueError(f"workload sharegpt: {path}: expected JSON, or JSON lines: {error}") from None
+        return entries
+
+
 def _pairs(where: str, turns: Any) -> list[tuple[str, str]]:
-    if not isinstance(turns, list) or not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns):
+    """Questions and answers in turn, from the first that a person asked.
+
+    Files of this format are cut and cleaned by many hands. A system's words at the start come in front of the first question, as they would
+    in a prompt; an answer at the start, whose question is in another entry, is left out. The conversation ends where two turns of one side
+    follow each other, at a turn of anybody else (a tool's call or result, a later system's), and at a question without text. An answer is
+    "" where there is none, as in files that hold questions alone.
+    """
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise ValueError(f'workload sharegpt: {where}: expected conversations of {{"from": ..., "value": text}}, got {str(turns)[:60]}')
-    pairs = []
-    for question, answer in zip(turns[::2], turns[1::2]):
-        if question.get("from") not in ("human", "user") or answer.get("from") not in ("gpt", "chatgpt", "assistant", "bing", "bard"):
+    sides = [_side(where, turn) for turn in turns]
+    system = ""
+    if sides and sides[0][0] == "system":
+        system = f"{sides[0][1]}\n" if sides[0][1] else ""
+        del sides[0]
+    if sides and sides[0][0] == "model":
+        del sides[0]
+    pairs: list[tuple[str, str]] = []
+    for (asks, question), (answers, answer) in zip_longest(sides[::2], sides[1::2], fillvalue=("model", "")):
+        if (asks, answers) != ("person", "model") or not question:
             break
-        pairs.append((question["value"], answer["value"]))
+        pairs.append((question if pairs else f"{system}{question}", answer))
     return pairs
+
+
+def _side(where: str, turn: dict[str, Any]) -> tuple[str, str]:
+    """Who speaks (person, model, system, or another's own name), and the text: "" for null and for blanks alone."""
+    names = [name for name in ("from", "role") if name in turn]
+    texts = [name for name in ("value", "content") if name in turn]
+    text = turn[texts[0]] if texts else ...
+    if not names or not isinstance(turn[names[0]], str) or not (text is None or isinstance(text, str)):
+        raise ValueError(f'workload sharegpt: {where}: expected conversations of {{"from": ..., "value": text}}, got {str(turn)[:60]}')
+    return _SIDES.get(turn[names[0]].lower(), turn[names[0]]), text if text and text.strip() else ""

@@ -14,11 +14,12 @@ import torch
 
 from radixserve.attention.batch import ForwardBatch, indptr_of
 from radixserve.attention.decode_groups import RowGroup
+from radixserve.kv import pinned
 
 
 @dataclass(frozen=True, slots=True)
 class RowTables:
-    """All int32; num_rows rows. kv_indices on the device, the others on the host."""
+    """All int32; num_rows rows. kv_indices on the device, the others on the host, pinned: planners send them on (kv/pinned.py)."""
 
     qo_indptr: torch.Tensor  # [num_rows + 1]
     kv_indptr: torch.Tensor  # [num_rows + 1], counts pages
@@ -33,13 +34,23 @@ class RowTables:
             return self
         ones = torch.ones(num_padding, dtype=torch.int32)
         further = torch.arange(1, num_padding + 1, dtype=torch.int32)
-        return RowTables(
+        return _row_tables(
             torch.cat([self.qo_indptr, self.qo_indptr[-1] + further]),
             torch.cat([self.kv_indptr, self.kv_indptr[-1] + further]),
             torch.cat([self.kv_indices, page_ids[:num_padding]]),
             torch.cat([self.last_page_len, ones]),
             torch.cat([self.seq_lens, ones]),
         )
+
+
+def _row_tables(
+    qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, kv_indices: torch.Tensor, last_page_len: torch.Tensor, seq_lens: torch.Tensor
+) -> RowTables:
+    """Of host tables just made, which are not pinned yet; those of a batch are."""
+    device = kv_indices.device
+    on_host = (pinned.pin(table, device) for table in (qo_indptr, kv_indptr, last_page_len, seq_lens))
+    qo_indptr, kv_indptr, last_page_len, seq_lens = on_host
+    return RowTables(qo_indptr, kv_indptr, kv_indices, last_page_len, seq_lens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +74,11 @@ def decode_tables(batch: ForwardBatch) -> RowTables:
 
 
 def extend_tables(batch: ForwardBatch) -> RowTables:
-    n = batch.num_decode_rows
+    n, device = batch.num_decode_rows, batch.kv_indices.device
     first_page = int(batch.kv_indptr_host[n])
     return RowTables(
-        batch.qo_indptr_host[n:] - batch.qo_indptr_host[n],
-        batch.kv_indptr_host[n:] - batch.kv_indptr_host[n],
+        pinned.pin(batch.qo_indptr_host[n:] - batch.qo_indptr_host[n], device),
+        pinned.pin(batch.kv_indptr_host[n:] - batch.kv_indptr_host[n], device),
         batch.kv_indices[first_page:],
         batch.kv_last_page_len_host[n:],
         batch.seq_lens_host[n:],
@@ -84,7 +95,7 @@ def shared_tables(batch: ForwardBatch, groups: Sequence[RowGroup]) -> SharedTabl
     assert all(first < end for first, end in own_pages), "shared_tables: expected a page of its own in every row"
     rows = torch.tensor(order)
     num_skipped = torch.tensor([num_shared.get(row, 0) for row in order], dtype=torch.int32) * page_size
-    own = RowTables(
+    own = _row_tables(
         torch.arange(n + 1, dtype=torch.int32),
         indptr_of([end - first for first, end in own_pages]),
         torch.cat([batch.kv_indices[first:end] for first, end in own_pages]),
@@ -92,7 +103,7 @@ def shared_tables(batch: ForwardBatch, groups: Sequence[RowGroup]) -> SharedTabl
         batch.seq_lens_host[rows] - num_skipped,
     )
     beginnings = [starts[group.rows[0]] for group in groups]
-    shared = RowTables(
+    shared = _row_tables(
         indptr_of([len(group.rows) for group in groups]),
         indptr_of([group.num_pages for group in groups]),
         torch.cat([batch.kv_indices[first : first + group.num_pages] for first, group in zip(beginnings, groups)]),
@@ -100,4 +111,4 @@ def shared_tables(batch: ForwardBatch, groups: Sequence[RowGroup]) -> SharedTabl
         torch.tensor([group.num_pages * page_size for group in groups], dtype=torch.int32),
     )
     is_in_order = order == list(range(n))
-    return SharedTables(shared, own, None if is_in_order else rows.to(batch.kv_indices.device, non_blocking=True), len(num_shared))
+    return SharedTables(shared, own, None if is_in_order else pinned.send(rows, batch.kv_indices.device), len(num_shared))

@@ -7,6 +7,7 @@ A step is cut into parts, each planned once and run once a layer, one after the 
 K and V are written before any part reads them, so lengths include this step's tokens.
 """
 
+import time
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +20,7 @@ from radixserve.kv import KVPool
 
 WORKSPACE_BYTES = 128 << 20  # FlashInfer's own advice; partial results of split rows, of one part at a time
 INT_WORKSPACE_BYTES = 8 << 20  # of each eager wrapper, on the device and pinned
+EAGER_WORKSPACE_BYTES = WORKSPACE_BYTES + 3 * INT_WORKSPACE_BYTES  # extend, shared, decode
 GRAPH_INT_WORKSPACE_BYTES = 1 << 20  # of each graph's wrapper: a plan for at most 512 rows takes some ten kilobytes
 MAX_MERGED_NUMBERS = 1024 * 8
 DEFAULT_COST = SharingCost()
@@ -31,7 +33,7 @@ class _Part(Protocol):
 
 
 class FlashInferBackend:
-    """AttentionBackend over a pool of bfloat16 or float16 on a GPU; ConfigError where FlashInfer cannot be had.
+    """AttentionBackend over a pool of bfloat16 or float16, stored so or in FP8, on a GPU; ConfigError where FlashInfer cannot be had.
 
     cost: when decode rows that share a beginning read it once; None never.
     fixed_split_pages: cut decode rows' keys at fixed places, and prompt chunks' nowhere, instead of by what else is in the batch (for a
@@ -108,6 +110,11 @@ class FlashInferBackend:
         return GraphDecode(self, num_rows, indices)
 
     @property
+    def waited_s(self) -> float:
+        """Seconds of all plans so far, a graph's too, in which the host waited for the one before to be copied to the device."""
+        return self._guard.waited_s
+
+    @property
     def num_shared_rows(self) -> int:
         """Decode rows of the planned step that read a beginning together with others."""
         return sum(part.num_shared_rows for part in self._parts if isinstance(part, _Merged))
@@ -128,7 +135,7 @@ class FlashInferBackend:
         if self._cost is None or batch.num_decode_rows < 2:
             return None
         pool = self._pool
-        page_bytes = 2 * pool.page_size * pool.num_kv_heads * pool.head_dim * pool.dtype.itemsize
+        page_bytes = 2 * pool.page_size * pool.num_kv_heads * pool.head_dim * pool.stored_dtype.itemsize
         alone, needed = (self._cost.min_saved_bytes(is_graph) // page_bytes for is_graph in (False, has_graph))
         # no group can save more than all rows but one
         if int(batch.kv_indptr_host[batch.num_decode_rows]) <= needed:
@@ -161,7 +168,9 @@ class FlashInferBackend:
         return self._num_heads, self._pool.num_kv_heads, self._pool.head_dim, self._pool.page_size
 
     def _dtypes(self) -> dict[str, torch.dtype]:
-        return {"q_data_type": self._pool.dtype, "kv_data_type": self._pool.dtype}  # float16 if left out
+        # of q, and with it of what comes out, float16 if left out. K and V of 8 bits are widened in registers; without k_scale and v_scale
+        # they count as they are (docs/decisions/010)
+        return {"q_data_type": self._pool.dtype, "kv_data_type": self._pool.stored_dtype}
 
 
 class _Plain:
@@ -258,10 +267,13 @@ class PlanGuard:
         if device.type == "cuda":
             self._planned = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._has_planned = False
+        self.waited_s = 0.0
 
     def __enter__(self) -> None:
         if self._planned is not None and self._has_planned:
+            start = time.perf_counter()
             self._planned.synchronize()
+            self.waited_s += time.perf_counter() - start
 
     def __exit__(self, *exc_info: object) -> None:
         if self._planned is not None:

@@ -12,6 +12,7 @@ from radixserve.errors import ConfigError
 from radixserve.kv import KVPool
 
 HEAD_DIMS = (64, 128, 256)
+FP8_HEAD_DIMS = (128, 256)  # of its loads of K and V of 8 bits FlashInfer's source says that they are not for 64 (prefill.cuh)
 DTYPES = (torch.bfloat16, torch.float16)
 INSTALL = "pip install 'radixserve[gpu]'"
 
@@ -24,6 +25,8 @@ def why_not(pool: KVPool) -> str | None:
         return f"expected bfloat16 or float16, got {pool.dtype}"
     if pool.head_dim not in HEAD_DIMS:
         return f"expected heads of {', '.join(map(str, HEAD_DIMS))} dimensions, got {pool.head_dim}"
+    if pool.stored_dtype != pool.dtype and pool.head_dim not in FP8_HEAD_DIMS:
+        return f"expected heads of {' or '.join(map(str, FP8_HEAD_DIMS))} dimensions for --kv-cache-dtype fp8_e4m3, got {pool.head_dim}"
     if torch.cuda.get_device_capability(pool.device) < (8, 0):
         return f"expected compute capability 8.0 or higher, got {'.'.join(map(str, torch.cuda.get_device_capability(pool.device)))}"
     if importlib.util.find_spec("flashinfer") is None:

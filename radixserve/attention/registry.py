@@ -6,17 +6,18 @@ from typing import Any
 
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.cpu_backend import DTYPES, CpuBackend
-from radixserve.attention.flashinfer_backend import FlashInferBackend
+from radixserve.attention.flashinfer_backend import EAGER_WORKSPACE_BYTES, FlashInferBackend
 from radixserve.attention.flashinfer_package import why_not as why_not_flashinfer
 from radixserve.attention.torch_backend import TorchBackend
-from radixserve.attention.triton_backend import TritonBackend
+from radixserve.attention.triton_backend import SCRATCH_BYTES, TritonBackend
 from radixserve.attention.triton_backend import reason_against as why_not_triton
-from radixserve.errors import ConfigError
-from radixserve.kv import KVPool
+from radixserve.errors import ConfigError, DeviceMemoryError
+from radixserve.kv import KVPool, device_state
 from radixserve.native import KernelBuildError
 
 logger = logging.getLogger(__name__)
 Options = Mapping[str, Any]  # keywords of a backend's own; each takes what it knows
+_WORKSPACE_BYTES = {"flashinfer": EAGER_WORKSPACE_BYTES, "triton": SCRATCH_BYTES}
 _INSTEAD = "or use --attention-backend torch, which is slower"
 
 
@@ -37,26 +38,42 @@ def _flashinfer(pool: KVPool, num_heads: int, options: Options) -> AttentionBack
     if reason := why_not_flashinfer(pool):
         raise ConfigError(f"--attention-backend flashinfer: {reason}; {_INSTEAD}")
     known = {name: value for name, value in options.items() if name in ("cost", "fixed_split_pages")}
-    return _warmed_up(FlashInferBackend(pool, num_heads, **known), "nvcc, a C++ compiler and ninja")
+    return _warmed_up("flashinfer", pool, lambda: FlashInferBackend(pool, num_heads, **known), "nvcc, a C++ compiler and ninja")
 
 
 def _triton(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
     if reason := why_not_triton(pool, num_heads):
         raise ConfigError(f"--attention-backend triton: {reason}; {_INSTEAD}")
-    return _warmed_up(TritonBackend(pool, num_heads), "a C compiler, and the Triton that its torch asks for")
+    return _warmed_up("triton", pool, lambda: TritonBackend(pool, num_heads), "a C compiler, and the Triton that its torch asks for")
 
 
-def _warmed_up(backend: FlashInferBackend | TritonBackend, needs: str) -> AttentionBackend:
-    """ConfigError, in one line, where its kernels do not compile or run; the error's own lines are in the traceback."""
+def _warmed_up(name: str, pool: KVPool, make: Callable[[], FlashInferBackend | TritonBackend], needs: str) -> AttentionBackend:
+    """ConfigError, in one line, where its kernels do not compile or run; the error's own lines are in the traceback. DeviceMemoryError and
+    DeviceError are no reason to try another backend: it would find the same."""
     try:
+        backend = make()
         backend.warm_up()
-    except Exception as error:  # whatever a compiler, a loader or a driver says
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        what = f"{type(error).__name__}: {lines[0][:200] if lines else 'no message'}"
+        device_state.synchronize(pool.device)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever an allocator, a compiler, a loader or a driver says
+        if device_state.is_out_of_memory(error):
+            raise DeviceMemoryError(_memory_sentence(name, pool, error)) from error
+        device_state.check_usable(pool.device, error, f"--attention-backend {name}", "with another one, such as torch")
+        what = f"{type(error).__name__}: {device_state.first_line(error)}"
         raise ConfigError(
-            f"--attention-backend {backend.name}: its kernels cannot be compiled or run here ({what}); they need {needs}; {_INSTEAD}"
+            f"--attention-backend {name}: its kernels cannot be compiled or run here ({what}); they need {needs}; {_INSTEAD}"
         ) from error
     return backend
+
+
+def _memory_sentence(name: str, pool: KVPool, error: BaseException) -> str:
+    return (
+        f"--attention-backend {name}: no memory for its {_WORKSPACE_BYTES[name] / 2**20:.0f} MiB of workspaces and its kernels: "
+        f"{device_state.free_memory(pool.device)} beside a KV pool of {pool.size_bytes / 2**20:.0f} MiB "
+        f"({pool.num_pages * pool.page_size} tokens); lower --max-total-tokens or --mem-fraction-static, or end what else uses the "
+        f"device ({device_state.first_line(error)})"
+    )
 
 
 _MAKERS: dict[str, Callable[[KVPool, int, Options], AttentionBackend]] = {
@@ -73,16 +90,22 @@ NAMES = ("auto", *_MAKERS)
 def make_attention_backend(name: str, pool: KVPool, num_heads: int, options: Options | None = None) -> AttentionBackend:
     """The backend called `name` over `pool`. "auto" is the best one for the pool's device and dtype that can be had here.
 
-    ConfigError for any other name, and for one that cannot be had: another device or dtype, no compiler, no package.
+    ConfigError for any other name, and for one that cannot be had: another device or dtype, no compiler, no package. DeviceMemoryError and
+    DeviceError, for "auto" too, where memory does not suffice or the device fails.
     """
     if name not in NAMES:
         raise ConfigError(f"--attention-backend: expected one of {', '.join(NAMES)}, got {name!r}")
+    device_state.settle(pool.device, "loading the model")
+    if pool.stored_dtype != pool.dtype:
+        return _of_stored_fp8(name, pool, num_heads, options or {})
     if name != "auto":
         return _MAKERS[name](pool, num_heads, options or {})
     reasons: list[str] = []  # but for a library that cannot be built: native/library.py has said so
     for candidate in _ORDER.get(pool.device.type, ("torch",)):
         try:
             backend = _MAKERS[candidate](pool, num_heads, options or {})
+        except DeviceMemoryError:
+            raise
         except ConfigError as error:
             if not isinstance(error.__cause__, KernelBuildError):
                 reasons.append(error.message)
@@ -92,3 +115,16 @@ def make_attention_backend(name: str, pool: KVPool, num_heads: int, options: Opt
             logger.warning("attention runs on %s, slower than the best for %s: %s", plain, pool.device.type, "; ".join(reasons))
         return backend
     raise AssertionError("torch makes a backend of any pool")
+
+
+def _of_stored_fp8(name: str, pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
+    """FlashInfer's kernels alone read K and V that are stored in 8 bits: nothing is tried instead."""
+    if name not in ("auto", "flashinfer"):
+        raise ConfigError(f"--kv-cache-dtype fp8_e4m3: expected --attention-backend flashinfer, got {name}")
+    try:
+        return _flashinfer(pool, num_heads, options)
+    except DeviceMemoryError:
+        raise
+    except ConfigError as error:
+        reason = error.message.removesuffix(f"; {_INSTEAD}")
+        raise ConfigError(f"{reason}; --kv-cache-dtype fp8_e4m3 is for these kernels only: use auto") from error

@@ -15,7 +15,7 @@ import torch
 from radixserve.attention.batch import ForwardBatch, padding_batch
 from radixserve.attention.triton_plan import MIN_SPLIT_LEN, TritonPlan, plan_step
 from radixserve.attention.triton_variants import DTYPES, MAX_GROUP_SIZE, MAX_HEAD_DIM, Tile, Variant
-from radixserve.kv import KVPool
+from radixserve.kv import KVPool, pinned
 
 SCRATCH_BYTES = 64 << 20
 
@@ -95,10 +95,7 @@ class TritonBackend:
 
     def _to_device(self, plan: TritonPlan) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         tables = (plan.narrow_items, plan.wide_items, plan.merges)
-        flat = torch.from_numpy(np.concatenate([table.ravel() for table in tables]))
-        if self._pool.device.type == "cuda":
-            # new pinned memory each step, which torch does not hand out again before the copy is over
-            flat = flat.pin_memory().to(self._pool.device, non_blocking=True)
+        flat = pinned.send(np.concatenate([table.ravel() for table in tables]), self._pool.device)
         narrow, wide, merges = torch.split(flat, [table.size for table in tables])
         return narrow.view(plan.narrow_items.shape), wide.view(plan.wide_items.shape), merges.view(plan.merges.shape)
 

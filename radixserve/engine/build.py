@@ -14,14 +14,22 @@ from radixserve.attention.registry import make_attention_backend
 from radixserve.attention.timed import TimedAttention
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig
 from radixserve.engine.engine import Engine
-from radixserve.engine.graphs import attention_options, capture_graphs, graph_capture, plan_graphs, refuse_idle_flags
+from radixserve.engine.graphs import (
+    attention_options,
+    capture_graphs,
+    graph_capture,
+    plan_graphs,
+    refuse_idle_flags,
+    say_that_there_are_none,
+)
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.memory import has_native_bfloat16
 from radixserve.engine.pipeline import Overlapped
-from radixserve.engine.pool import affordable_pages, allocate
+from radixserve.engine.pool import affordable_pages, allocate, check_stored_dtype
 from radixserve.engine.threads import cpu_quota, limit_threads
-from radixserve.errors import ConfigError
+from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.kv import KVPool
+from radixserve.kv.device_state import first_line, free_memory, is_out_of_memory
 from radixserve.models.config import ModelConfig, load_model_config
 from radixserve.models.decoder import Decoder
 from radixserve.models.location import ModelLocation, resolve_model
@@ -72,6 +80,7 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
     num_heads, options = decoder.config.num_heads, attention_options(config)
     attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, num_heads, options)
     refuse_idle_flags(config, attention.name)
+    say_that_there_are_none(config, attention.name, capture)
     if workers and group:
         workers.allocate(num_pages, attention.name)
         group.connect(workers.directory)
@@ -89,7 +98,7 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
         config.scheduler, cache, config.context_length, frozenset(model_config.eos_token_ids), _forced_retraction_interval(os.environ)
     )
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name, decoder.linear_backend)
-    logger.debug(_banner(info))
+    logger.debug(info.banner())
     if workers is None:
         pipeline = Overlapped(runner.launch) if config.overlap_schedule == "on" else None
         return Engine(config, info, scheduler, runner, pipeline=pipeline)
@@ -112,17 +121,25 @@ def load_rank(
 ) -> Decoder | PackedDecoder:
     """The decoder of one rank, or of the only one: then `group` is None."""
     limit_threads(group.size if group else 1, quota=cpu_quota())
-    return load_decoder(
-        model,
-        path,
-        dtype=getattr(torch, config.dtype),
-        device=device,
-        load_format=config.load_format,
-        seed=config.random_seed,
-        linear_backend=config.linear_backend,
-        quantization=config.quantization,
-        group=group,
-    )
+    try:
+        return load_decoder(
+            model,
+            path,
+            dtype=getattr(torch, config.dtype),
+            device=device,
+            load_format=config.load_format,
+            seed=config.random_seed,
+            linear_backend=config.linear_backend,
+            quantization=config.quantization,
+            group=group,
+        )
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceMemoryError(
+            f"no memory for the weights of {path.name} in {config.dtype}: {free_memory(device)}; end what else uses the device, take a "
+            f"smaller model, or split it over several (--tp-size) ({first_line(error)})"
+        ) from error
 
 
 def _make_cache(config: CacheConfig, num_pages: int) -> PageCache:
@@ -149,6 +166,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
     if config.deterministic:
         check_deterministic(device, config.attention_backend, config.linear_backend)
     check_quantization(config.quantization, device, config.linear_backend)
+    check_stored_dtype(config, device)
     dtype = config.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" or has_native_bfloat16() else "float32"
@@ -176,7 +194,11 @@ def _resolve_ranks(config: EngineConfig, model: ModelConfig, device: str) -> Eng
     if device == "cuda" and torch.cuda.device_count() < config.tp_size:
         raise ConfigError(f"--tp-size: expected at most {torch.cuda.device_count()}, the number of CUDA devices, got {config.tp_size}")
     if device == "cuda" and not config.disable_cuda_graph:
-        logger.info("--tp-size %d: decode steps run without CUDA graphs", config.tp_size)
+        logger.warning(
+            "--tp-size %d: there are no CUDA graphs with several ranks: each kernel of a decode step is launched by the host, which is "
+            "slower for few rows; --disable-cuda-graph says that this is meant",
+            config.tp_size,
+        )
     return dataclasses.replace(config, linear_backend="torch", disable_cuda_graph=True)
 
 
@@ -263,15 +285,5 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
         max_running_requests=config.scheduler.max_running_requests,
         chunked_prefill_size=config.scheduler.chunked_prefill_size,
         tp_size=config.tp_size,
-    )
-
-
-def _banner(info: EngineInfo) -> str:
-    return (
-        f"model={info.model_name}, dtype={info.dtype}, device={info.device}, attention_backend={info.attention_backend}, "
-        f"linear_backend={info.linear_backend}, quantization={info.quantization}, "
-        f"max_total_num_tokens={info.max_total_tokens} ({info.pool_size_bytes / 2**30:.2f} GiB), page_size={info.page_size}, "
-        f"radix_cache={'off' if info.is_radix_cache_disabled else 'on'}, schedule_policy={info.schedule_policy}, "
-        f"chunked_prefill_size={info.chunked_prefill_size}, max_running_requests={info.max_running_requests}, "
-        f"context_len={info.context_length}, tp_size={info.tp_size}"
+        kv_cache_dtype=config.cache.kv_cache_dtype,
     )

@@ -133,7 +133,7 @@ class Engine:
         executed, tree_before = self._clock(), cache.seconds
         news = self._scheduler.update(output, executed)
         start = max(one.start, self._last_end)  # one that was planned ahead began behind the one before it
-        self._log.after_step(batch, self.stats(), executed - start)
+        self._log.after_step(batch, self.stats, executed - start)
         self._last_end = end = self._clock()
         tree_after = cache.seconds - tree_before
         tree, schedule = one.tree + tree_after, one.schedule + (end - executed) - tree_after
@@ -151,6 +151,7 @@ class Engine:
         seconds.tree += tree
         seconds.schedule += schedule
         seconds.plan += output.times.plan_s
+        seconds.wait += output.times.wait_s
         seconds.forward += output.times.forward_s
         seconds.sample += output.times.sample_s
         if batch.num_decode_rows < len(batch.rows):

@@ -10,8 +10,9 @@ import torch
 
 from radixserve.attention.backend import AttentionBackend
 from radixserve.config import EngineConfig
-from radixserve.errors import ConfigError
+from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.kv import PageTable
+from radixserve.kv.device_state import first_line, free_memory, is_out_of_memory
 from radixserve.runner.decode_graphs import Capture, CudaCapture, DecodeGraphs, ForwardContract, graph_sizes
 
 logger = logging.getLogger("radixserve.engine")
@@ -26,10 +27,10 @@ class GraphPlan:
 
 
 def plan_graphs(config: EngineConfig, capture: Capture | None) -> GraphPlan:
-    """config: resolved. Nothing where no capture can be had, or graphs are off."""
+    """config: resolved. Nothing where no capture can be had, graphs are off, or it names kernels that have none."""
     num_rows, context_length = config.scheduler.max_running_requests, config.context_length
     assert num_rows is not None and context_length is not None
-    if capture is None or config.disable_cuda_graph:
+    if capture is None or config.disable_cuda_graph or config.attention_backend not in ("auto", "flashinfer"):
         return GraphPlan([], 0)
     most = min(config.cuda_graph_max_bs, num_rows)
     pages_per_row = -(-context_length // config.cache.page_size)
@@ -51,15 +52,26 @@ def capture_graphs(
     start = time.perf_counter()
     try:
         graphs = DecodeGraphs(decoder, graphable, plan.sizes, plan.num_indices, page_table.page_size, page_table.device, capture)
-    except RuntimeError as error:  # the allocator's own OutOfMemoryError, or the driver's, which has no type of its own
-        if "out of memory" not in str(error):
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
             raise
-        raise ConfigError(
-            f"no memory for {len(plan.sizes)} CUDA graphs of up to {plan.sizes[-1]} rows: {error}; "
-            "lower --cuda-graph-max-bs or --mem-fraction-static, or give --disable-cuda-graph"
+        raise DeviceMemoryError(
+            f"no memory for {len(plan.sizes)} CUDA graphs of up to {plan.sizes[-1]} rows: {free_memory(page_table.device)}; lower "
+            f"--cuda-graph-max-bs or --mem-fraction-static, or give --disable-cuda-graph ({first_line(error)})"
         ) from error
     logger.info("captured %d CUDA graphs of 1 to %d rows in %.1f s", len(plan.sizes), plan.sizes[-1], time.perf_counter() - start)
     return graphs
+
+
+def say_that_there_are_none(config: EngineConfig, attention_name: str, capture: Capture | None) -> None:
+    """Where graphs were to be expected and the attention backend, chosen or found, has none. For several ranks resolve_config says so."""
+    if capture is None or config.disable_cuda_graph or attention_name == "flashinfer":
+        return
+    logger.warning(
+        "--attention-backend %s has no CUDA graphs (flashinfer has): each kernel of a decode step is launched by the host, which is slower "
+        "for few rows; --disable-cuda-graph says that this is meant",
+        attention_name,
+    )
 
 
 def attention_options(config: EngineConfig) -> dict[str, object]:

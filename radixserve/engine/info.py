@@ -25,3 +25,15 @@ class EngineInfo:
     max_running_requests: int
     chunked_prefill_size: int
     tp_size: int = 1
+    kv_cache_dtype: str = "auto"  # of stored K and V; auto: dtype
+
+    def banner(self) -> str:
+        return (
+            f"model={self.model_name}, dtype={self.dtype}, kv_cache_dtype={self.kv_cache_dtype}, device={self.device}, "
+            f"attention_backend={self.attention_backend}, "
+            f"linear_backend={self.linear_backend}, quantization={self.quantization}, "
+            f"max_total_num_tokens={self.max_total_tokens} ({self.pool_size_bytes / 2**30:.2f} GiB), page_size={self.page_size}, "
+            f"radix_cache={'off' if self.is_radix_cache_disabled else 'on'}, schedule_policy={self.schedule_policy}, "
+            f"chunked_prefill_size={self.chunked_prefill_size}, max_running_requests={self.max_running_requests}, "
+            f"context_len={self.context_length}, tp_size={self.tp_size}"
+        )

@@ -20,6 +20,7 @@ import zmq
 from radixserve.config import EngineConfig
 from radixserve.core import FinishReason, Request, RequestError, RequestOutput
 from radixserve.engine import wire
+from radixserve.engine.garbage import spare_pauses
 from radixserve.engine.info import EngineInfo
 from radixserve.errors import RadixServeError, UserError
 from radixserve.metrics import EngineStats
@@ -178,6 +179,7 @@ def main(factory: EngineFactory = build_engine) -> int:
     socket.connect(start.address)
     try:
         engine = factory(start.config)
+        spare_pauses()
         socket.send(wire.encode(wire.Ready(engine.info)))
         EngineLoop(engine, socket, is_watchful=start.config.tp_size > 1).run()
         return 0

@@ -1,6 +1,7 @@
 """StepLog: the lines an operator reads, in SGLang's wording."""
 
 import logging
+from collections.abc import Callable
 
 from radixserve.core import ScheduledBatch
 from radixserve.metrics import EngineStats
@@ -20,16 +21,16 @@ class StepLog:
         self._num_decoded = 0
         self._num_cached = 0
 
-    def after_step(self, batch: ScheduledBatch, stats: EngineStats, step_s: float) -> None:
-        """`step_s`: how long the batch took."""
+    def after_step(self, batch: ScheduledBatch, stats: Callable[[], EngineStats], step_s: float) -> None:
+        """`step_s`: how long the batch took. `stats` is asked where a line is due, which it seldom is."""
         if batch.num_decode_rows < len(batch.rows):
-            self._prefill_line(batch, stats, step_s)
+            self._prefill_line(batch, stats(), step_s)
             return
         self._num_decode_steps += 1
         self._decode_s += step_s
         self._num_decoded += len(batch.rows)
         if self._num_decode_steps % self._decode_interval == 0:
-            self._decode_line(stats)
+            self._decode_line(stats())
 
     def _prefill_line(self, batch: ScheduledBatch, stats: EngineStats, step_s: float) -> None:
         chunks = [row for row in batch.rows if not row.is_decode]

@@ -2,11 +2,12 @@
 
 from radixserve.core import ScheduledBatch, StepTimes
 
-# name, whether it is a kernel's or a product's work
+# name, whether it is a kernel's or a product's work, or a wait for one
 PARTS = (
     ("tree", False),
     ("schedule, update", False),
     ("build batch, plan", False),
+    ("wait for the device", True),
     ("attention", True),
     ("products", True),
     ("norms, rotary", True),
@@ -35,9 +36,10 @@ class StepProfile:
         between = start - self._last_end if self._last_end is not None else 0.0
         self._last_end = end if goes_on else None
         in_kernels = times.attention_s + times.products_s + times.row_ops_s + times.head_s
-        known = tree + schedule + times.plan_s + times.forward_s + times.sample_s
+        known = tree + schedule + times.plan_s + times.wait_s + times.forward_s + times.sample_s
         kernels = [times.attention_s, times.products_s, times.row_ops_s, times.head_s]
-        seconds = [tree, schedule, times.plan_s, *kernels, times.forward_s - in_kernels, times.sample_s, end - start - known, between]
+        rests = [times.forward_s - in_kernels, times.sample_s, end - start - known, between]
+        seconds = [tree, schedule, times.plan_s, times.wait_s, *kernels, *rests]
         kind = "decode" if batch.num_decode_rows == len(batch.rows) else "prefill"
         self._rows[kind].append((len(batch.rows), sum(row.count for row in batch.rows), seconds))
         self._num_left -= 1

@@ -7,6 +7,8 @@ The host copy is the truth; it does not know which page is free, only that page 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +64,12 @@ class PageTable:
         assert 0 <= first <= self.max_pages_per_slot - num_pages, (
             f"PageTable.write: expected pages within 0..{self.max_pages_per_slot} of slot {slot}, got {first}..{first + num_pages}"
         )
+        if num_pages == 1:  # a decode row's next page: most writes by far, and numpy's reduction alone would cost more than this
+            page_id = page_write.page_ids[0]
+            assert page_id >= 1, f"PageTable.write: expected page ids >= 1 for slot {slot}, got {page_id}"
+            self.host[slot, first] = page_id
+            self._dirty_slots.add(slot)
+            return
         page_ids = np.frombuffer(page_write.page_ids, dtype=np.int32)
         assert num_pages == 0 or page_ids.min() >= 1, f"PageTable.write: expected page ids >= 1 for slot {slot}, got {page_ids.min()}"
         self.host[slot, first : first + num_pages] = page_ids
@@ -88,24 +96,20 @@ class PageTable:
 
         AssertionError where a row leaves the table or reads a page that was not written.
         """
-        slot_ids = np.asarray(slots, dtype=np.int64)
+        self._check_rows(slots, starts, counts)
+        if slots and max(counts) == 1:
+            return self._build_decode_csr(slots, starts)
         first = np.asarray(starts, dtype=np.int64)
         count = np.asarray(counts, dtype=np.int64)
-        self._check_rows(slot_ids, first, count)
         seq_lens = first + count
         num_pages = -(-seq_lens // self.page_size)
         # one memcpy per row is several times faster than one fancy index over all pages
-        parts = [self.host[slot, :n] for slot, n in zip(slot_ids.tolist(), num_pages.tolist(), strict=True)]
+        parts = [self.host[slot, :n] for slot, n in zip(slots, num_pages.tolist(), strict=True)]
         kv_indices = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
         kv_indptr = _indptr(num_pages)
-        if not kv_indices.all():
-            place = int(np.argmin(kv_indices != 0))
-            row = int(np.searchsorted(kv_indptr, place, side="right")) - 1
-            raise AssertionError(
-                f"PageTable: row {row} reads tokens 0..{seq_lens[row]} of slot {slot_ids[row]}, "
-                f"but its page {place - kv_indptr[row]} was never written"
-            )
+        _check_written(kv_indices, kv_indptr, seq_lens, slots)
         positions = ragged_arange(first, count)
+        slot_ids = np.asarray(slots, dtype=np.int64)
         pages = self.host[np.repeat(slot_ids, count), positions // self.page_size].astype(np.int64)
         return PageCsr(
             qo_indptr=_indptr(count),
@@ -117,23 +121,51 @@ class PageTable:
             out_slots=pages * self.page_size + positions % self.page_size,
         )
 
+    def _build_decode_csr(self, slots: Sequence[int], starts: Sequence[int]) -> PageCsr:
+        """build_csr() of rows of one token each, every row's token being in its last page.
+
+        Between two steps the weights have passed through the caches, and each of numpy's functions begins cold: some 30 µs where a loop
+        over a few rows takes 1 or 2. So the tables are counted in ints, and made at once.
+        """
+        n, page_size = len(slots), self.page_size
+        last_pages = [start // page_size for start in starts]
+        kv_indices = np.concatenate([self.host[slot, : last + 1] for slot, last in zip(slots, last_pages, strict=True)])
+        kv_ends = list(accumulate(last + 1 for last in last_pages))
+        offsets = [start - last * page_size for start, last in zip(starts, last_pages, strict=True)]
+        lists = [*range(n + 1), 0, *kv_ends, *(offset + 1 for offset in offsets), *(start + 1 for start in starts)]
+        tables = np.array(lists, dtype=np.int32)
+        kv_indptr, seq_lens = tables[n + 1 : 2 * n + 2], tables[3 * n + 2 :]
+        _check_written(kv_indices, kv_indptr, seq_lens, slots)
+        out_slots = [kv_indices.item(end - 1) * page_size + offset for end, offset in zip(kv_ends, offsets, strict=True)]
+        places = np.array([*starts, *out_slots], dtype=np.int64)
+        return PageCsr(tables[: n + 1], kv_indptr, kv_indices, tables[2 * n + 2 : 3 * n + 2], seq_lens, places[:n], places[n:])
+
     def _check_slot(self, slot: int) -> None:
         assert 0 <= slot < self.num_slots, f"PageTable: expected a slot in 0..{self.num_slots - 1}, got {slot}"
 
-    def _check_rows(self, slots: Int64, starts: Int64, counts: Int64) -> None:
+    def _check_rows(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> None:
         assert len(slots) == len(starts) == len(counts), (
             f"PageTable: expected as many slots as starts and counts, got {len(slots)}, {len(starts)}, {len(counts)}"
         )
         if not len(slots):
             return
-        assert 0 <= slots.min() <= slots.max() < self.num_slots, (
-            f"PageTable: expected slots in 0..{self.num_slots - 1}, got {slots.tolist()}"
-        )
-        assert starts.min() >= 0, f"PageTable: expected starts >= 0, got {starts.tolist()}"
-        assert counts.min() >= 1, f"PageTable: expected counts >= 1, got {counts.tolist()}"
+        # rows are few: builtins over the ints are done before numpy has begun
+        assert 0 <= min(slots) <= max(slots) < self.num_slots, f"PageTable: expected slots in 0..{self.num_slots - 1}, got {list(slots)}"
+        assert min(starts) >= 0, f"PageTable: expected starts >= 0, got {list(starts)}"
+        assert min(counts) >= 1, f"PageTable: expected counts >= 1, got {list(counts)}"
         capacity = self.max_pages_per_slot * self.page_size
-        longest = int((starts + counts).max())
+        longest = max(map(add, starts, counts))
         assert longest <= capacity, f"PageTable: expected at most {capacity} tokens in a slot, got {longest}"
+
+
+def _check_written(kv_indices: Int32, kv_indptr: Int32, seq_lens: npt.NDArray[np.signedinteger], slots: Sequence[int]) -> None:
+    if len(kv_indices) and not kv_indices.min():
+        place = int(np.argmin(kv_indices))
+        row = int(np.searchsorted(kv_indptr, place, side="right")) - 1
+        raise AssertionError(
+            f"PageTable: row {row} reads tokens 0..{seq_lens[row]} of slot {slots[row]}, "
+            f"but its page {place - kv_indptr[row]} was never written"
+        )
 
 
 def _indptr(counts: Int64) -> Int32:

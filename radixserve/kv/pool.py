@@ -1,10 +1,16 @@
-"""KVPool: the tensors that hold K and V of all pages. It knows neither tokens nor requests nor who owns a page."""
+"""KVPool: the tensors that hold K and V of all pages. It knows neither tokens nor requests nor who owns a page.
+
+They may be stored narrower than they are computed: as numbers of 8 bits, each the nearest to the one given, without a scale.
+"""
 
 import math
 
 import torch
 
 from radixserve.huge_pages import HugePages
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0
 
 
 def bytes_per_token(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
@@ -24,7 +30,10 @@ class KVPool:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        stored_dtype: torch.dtype | None = None,
     ) -> None:
+        """dtype: of K and V as they are given; stored_dtype: as they lie here, FP8 or (None) the same."""
+        assert stored_dtype in (None, dtype, FP8), f"KVPool: expected {dtype} or {FP8} to store, got {stored_dtype}"
         sizes = {
             "num_layers": num_layers,
             "num_pages": num_pages,
@@ -40,6 +49,7 @@ class KVPool:
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.dtype = dtype
+        self.stored_dtype = stored_dtype or dtype
         self.device = torch.device(device)
         shape = (num_pages + 1, page_size, num_kv_heads, head_dim)
         self._pages = HugePages()
@@ -57,24 +67,28 @@ class KVPool:
     def write(self, layer: int, out_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """Put k[t] and v[t] at token place out_slots[t] == page_id * page_size + offset.
 
-        out_slots [num_tokens] int64; k, v [num_tokens, num_kv_heads, head_dim] in the pool's dtype.
+        out_slots [num_tokens] int64; k, v [num_tokens, num_kv_heads, head_dim] in the pool's dtype. What is too large for FP8 is stored as
+        its largest number.
         """
         shape = (out_slots.shape[0], self.num_kv_heads, self.head_dim)
         assert k.shape == v.shape == shape, f"KVPool.write: expected k and v of shape {shape}, got {k.shape} and {v.shape}"
         assert k.dtype == v.dtype == self.dtype, f"KVPool.write: expected k and v in {self.dtype}, got {k.dtype} and {v.dtype}"
-        self._k[layer].flatten(0, 1).index_copy_(0, out_slots, k)
-        self._v[layer].flatten(0, 1).index_copy_(0, out_slots, v)
+        for pages, new in ((self._k[layer], k), (self._v[layer], v)):
+            if self.stored_dtype != self.dtype:
+                # a cast alone would make NaN of what is too large; copies of bytes are known to every device
+                pages, new = pages.view(torch.uint8), new.clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
+            pages.flatten(0, 1).index_copy_(0, out_slots, new)
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:
         if self.device.type != "cpu":
-            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+            return torch.zeros(shape, dtype=self.stored_dtype, device=self.device)
         # mapped by the first write, so a large pool costs nothing at start
-        num_bytes = math.prod(shape) * self.dtype.itemsize
-        return torch.frombuffer(self._pages.take(num_bytes), dtype=self.dtype).view(shape)
+        num_bytes = math.prod(shape) * self.stored_dtype.itemsize
+        return torch.frombuffer(self._pages.take(num_bytes), dtype=self.stored_dtype).view(shape)
 
     @property
     def bytes_per_token(self) -> int:
-        return bytes_per_token(self.num_layers, self.num_kv_heads, self.head_dim, self.dtype)
+        return bytes_per_token(self.num_layers, self.num_kv_heads, self.head_dim, self.stored_dtype)
 
     @property
     def size_bytes(self) -> int:

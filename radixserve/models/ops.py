@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from radixserve.attention.flashinfer_package import load_flashinfer
 from radixserve.errors import ConfigError
+from radixserve.kv import device_state
 from radixserve.models.config import ModelConfig
 from radixserve.models.layers import RotaryTable, apply_rotary, rms_norm
 
@@ -102,13 +103,22 @@ def choose_ops(config: ModelConfig, table: RotaryTable, dtype: torch.dtype, devi
 
 @torch.inference_mode()
 def checked_ops(ops: LayerOps, config: ModelConfig, table: RotaryTable, dtype: torch.dtype, device: torch.device) -> LayerOps:
-    """`ops`, each that fails or differs from torch's by more than rounding replaced by torch's."""
+    """`ops`, each that fails or differs from torch's by more than rounding replaced by torch's.
+
+    DeviceError where torch's would fail too, since the device is gone; an allocator's error is the caller's.
+    """
+    device_state.settle(device, "loading the model")
     for field in fields(LayerOps):
         try:
-            one, other = (_example(field.name, which, config, table, dtype, device) for which in (ops, TORCH_OPS))
+            one = _example(field.name, ops, config, table, dtype, device)
+            device_state.synchronize(device)
+            other = _example(field.name, TORCH_OPS, config, table, dtype, device)
             torch.testing.assert_close(one.float(), other.float(), atol=2e-2, rtol=2e-2)
         except Exception as error:  # whatever a compiler, a driver or a kernel raises
-            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            if device_state.is_out_of_memory(error):
+                raise
+            device_state.check_usable(device, error, f"FlashInfer's {field.name}", "without the package flashinfer-python")
+            reason = f"{type(error).__name__}: {device_state.first_line(error)}"
             logger.warning("%s runs on plain torch: FlashInfer's does not work here: %s", field.name, reason)
             ops = replace(ops, **{field.name: getattr(TORCH_OPS, field.name)})
     return ops

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 
 from radixserve.core import IntArray, Request
+from radixserve.kv import pinned
 
 
 class LogitAdjustments:
@@ -33,6 +34,7 @@ class LogitAdjustments:
         self._bias_ids = [np.zeros(0, dtype=np.int64)] * num_slots
         self._biases = [np.zeros(0, dtype=np.float32)] * num_slots
         self._stop_ids = [np.zeros(0, dtype=np.int64)] * num_slots
+        self._asking: set[int] = set()  # slots with any of these; mostly none, and then a step needs no look at its rows
         self._num_in_output: torch.Tensor | None = None  # [num_slots, vocab_size] int32
         self._is_known: torch.Tensor | None = None  # [num_slots, vocab_size] bool: in prompt or output
 
@@ -54,13 +56,20 @@ class LogitAdjustments:
         # an id beyond the vocabulary is never drawn anyway
         self._stop_ids[slot] = np.array([token_id for token_id in stop_ids if token_id < self._vocab_size], dtype=np.int64)
         self._min_tokens[slot] = sampling.min_tokens if len(self._stop_ids[slot]) else 0
+        if self._has_penalty[slot] or self._has_bias[slot] or self._min_tokens[slot]:
+            self._asking.add(slot)
+        else:
+            self._asking.discard(slot)
 
     def clear(self, slot: int) -> None:
+        self._asking.discard(slot)
         self._has_penalty[slot] = self._has_bias[slot] = False
         self._min_tokens[slot] = 0
 
     def apply(self, logits: torch.Tensor, slots: npt.NDArray[np.int64], output_indices: npt.NDArray[np.int64]) -> torch.Tensor:
         """logits [n, vocab_size] float32 of the rows in `slots` -> those to sample from: the same tensor where nobody asks, else a copy."""
+        if not self._asking:
+            return logits
         penalised = np.flatnonzero(self._has_penalty[slots])
         biased = np.flatnonzero(self._has_bias[slots])
         too_short = np.flatnonzero(output_indices < self._min_tokens[slots])
@@ -80,6 +89,8 @@ class LogitAdjustments:
 
     def record(self, slots: npt.NDArray[np.int64], token_ids: torch.Tensor) -> None:
         """Count tokens [n] just drawn in `slots` (each at most once)."""
+        if not self._asking:
+            return
         penalised = np.flatnonzero(self._has_penalty[slots])
         if len(penalised):
             assert self._num_in_output is not None and self._is_known is not None
@@ -123,4 +134,4 @@ class LogitAdjustments:
             assert 0 <= low <= high < self._vocab_size, f"slot {slot}: expected {what} ids in 0..{self._vocab_size - 1}, got {low}..{high}"
 
     def _to_device(self, values: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device, non_blocking=True)
+        return pinned.send(values, self._device)

@@ -19,24 +19,30 @@ def check_rows(batch: ScheduledBatch, vocab_size: int) -> None:
     seen_prompt_row = False
     slots: set[int] = set()
     for index, row in enumerate(batch.rows):
-        where = f"row {index} (slot {row.slot})"
-        assert row.slot not in slots, f"{where}: expected one row per slot and step"
+        assert row.slot not in slots, f"{_name(index, row)}: expected one row per slot and step"
         slots.add(row.slot)
         if row.is_decode:
-            assert not seen_prompt_row, f"{where}: expected decode rows before all others"
-            assert row.count == 1, f"{where}: expected count 1 in a row without token ids, got {row.count}"
+            assert not seen_prompt_row, f"{_name(index, row)}: expected decode rows before all others"
+            assert row.count == 1, f"{_name(index, row)}: expected count 1 in a row without token ids, got {row.count}"
         else:
             seen_prompt_row = True
-            assert row.count == len(row.token_ids), f"{where}: expected count == len(token_ids) == {len(row.token_ids)}, got {row.count}"
-            low, high = min(row.token_ids), max(row.token_ids)
-            assert 0 <= low <= high < vocab_size, f"{where}: expected token ids in 0..{vocab_size - 1}, got {low}..{high}"
-        _check_targets(row, vocab_size, where)
-        assert row.adapter_id == 0, f"{where}: the runner has no adapters, got adapter_id {row.adapter_id}"
+            _check_prompt(row, vocab_size, _name(index, row))
+        if row.target_ids:
+            _check_targets(row, vocab_size, _name(index, row))
+        assert row.adapter_id == 0, f"{_name(index, row)}: the runner has no adapters, got adapter_id {row.adapter_id}"
+
+
+def _name(index: int, row: ScheduledRow) -> str:
+    return f"row {index} (slot {row.slot})"
+
+
+def _check_prompt(row: ScheduledRow, vocab_size: int, where: str) -> None:
+    assert row.count == len(row.token_ids), f"{where}: expected count == len(token_ids) == {len(row.token_ids)}, got {row.count}"
+    low, high = min(row.token_ids), max(row.token_ids)
+    assert 0 <= low <= high < vocab_size, f"{where}: expected token ids in 0..{vocab_size - 1}, got {low}..{high}"
 
 
 def _check_targets(row: ScheduledRow, vocab_size: int, where: str) -> None:
-    if not row.target_ids:
-        return
     first, last, end = row.target_start, row.target_start + len(row.target_ids), row.start + row.count
     assert row.start <= first and last <= end, f"{where}: expected targets inside of {row.start}..{end}, got {first}..{last}"
     low, high = min(row.target_ids), max(row.target_ids)
@@ -45,8 +51,13 @@ def _check_targets(row: ScheduledRow, vocab_size: int, where: str) -> None:
 
 def _logits_indices(rows: Sequence[ScheduledRow], qo_indptr: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
     """Indices into the step's tokens: the last one of each sampled row, then the positions of all targets."""
-    sampled = np.fromiter((row.is_sampled for row in rows), dtype=np.bool_, count=len(rows))
-    indices = [qo_indptr[1:][sampled].astype(np.int64) - 1]
+    ends = qo_indptr[1:]
+    if not all(row.is_sampled for row in rows):
+        ends = ends[[row.is_sampled for row in rows]]
+    of_sampled = ends.astype(np.int64) - 1
+    if not any(row.target_ids for row in rows):
+        return of_sampled
+    indices = [of_sampled]
     for row, first_token in zip(rows, qo_indptr[:-1].tolist(), strict=True):
         if row.target_ids:
             first = first_token + row.target_start - row.start
@@ -73,7 +84,7 @@ def build_forward_batch(
     }
     sent = (uploader or Uploader(device)).upload(arrays)
     on_device = sent.device
-    input_ids = last_token_ids[on_device["decode_slots"]]
+    input_ids = last_token_ids.index_select(0, on_device["decode_slots"])
     if prompt_ids:
         input_ids = torch.cat([input_ids, on_device["prompt_ids"]])
     return ForwardBatch(

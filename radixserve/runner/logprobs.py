@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from radixserve.core import TokenLogprob
+from radixserve.runner.sampler import ROWS_SORTED_AT_ONCE
 
 # logits and their log_softmax exist for so many rows at a time, which bounds memory at twice this many rows of a vocabulary
 ROWS_AT_ONCE = 128
@@ -64,7 +65,6 @@ def likeliest(logits: torch.Tensor, k: int) -> torch.Tensor:
     ids = ids.gather(1, order)[:, :k]
     if num_candidates < vocab_size:
         # topk chooses freely among equals of its last; only where the cut lies above those is it exact
-        rest = (values[:, k - 1] == values[:, -1]).nonzero()[:, 0]
-        if len(rest):
+        for rest in torch.split((values[:, k - 1] == values[:, -1]).nonzero()[:, 0], ROWS_SORTED_AT_ONCE):
             ids[rest] = torch.sort(logits[rest], dim=-1, descending=True, stable=True).indices[:, :k]
     return ids

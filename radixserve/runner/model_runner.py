@@ -17,7 +17,7 @@ from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.batch import ForwardBatch
 from radixserve.attention.timed import TimedAttention
 from radixserve.core import RowLogprobs, ScheduledBatch, StepOutput, TokenLogprob
-from radixserve.kv import KVPool, PageTable
+from radixserve.kv import KVPool, PageTable, pinned
 from radixserve.runner.adjustments import LogitAdjustments
 from radixserve.runner.batch_builder import build_forward_batch, check_rows
 from radixserve.runner.decode_graphs import DecodeGraphs
@@ -73,8 +73,10 @@ class ModelRunner:
         self._adjustments = LogitAdjustments(page_table.num_slots, vocab_size, pool.device, eos_token_ids)
         # on the device, so that the next step can start without the host having seen this one's tokens
         self._last_token_ids = torch.zeros(page_table.num_slots, dtype=torch.int64, device=pool.device)
+        self._last_on_host = self._last_token_ids.numpy() if pool.device.type == "cpu" else None  # the same memory
         self._has_last_token = [False] * page_table.num_slots
         self._uploader = Uploader(pool.device)
+        self._parts = self._forward_parts()  # at the end of the last step
 
     def execute(self, batch: ScheduledBatch) -> StepOutput:
         """Run one step: freed slots first, then page writes, forward, one token for each sampled row, and the log-probabilities asked for.
@@ -90,22 +92,23 @@ class ModelRunner:
 
         One thread launches all steps.
         """
-        started, clock = time.perf_counter(), StepClock(self._pool.device)
+        started, waited, clock = time.perf_counter(), self._seconds_waited(), StepClock(self._pool.device)
         self._apply_slot_changes(batch)
         if not batch.rows:
-            return PendingStep(batch, [], None, (), time.perf_counter() - started, clock, [])
+            return PendingStep(batch, [], None, (), time.perf_counter() - started, 0.0, clock, [])
         forward_batch = build_forward_batch(batch, self._page_table, self._last_token_ids, self._pool.device, self._uploader)
         graph = self._graphs.choose(forward_batch) if self._graphs is not None else None
         (graph or self._attention).plan(forward_batch)
-        before = self._forward_parts()
-        plan_s = time.perf_counter() - started
+        wait_s = self._seconds_waited() - waited
+        plan_s = time.perf_counter() - started - wait_s
         clock.mark()
         if graph is not None:
             hidden = graph.replay(forward_batch.num_rows)
         else:
             hidden = self._decoder.forward(forward_batch, self._attention)
         sampled = [index for index, row in enumerate(batch.rows) if row.is_sampled]
-        logits = self._logits(hidden, forward_batch.logits_indices[: len(sampled)]) if sampled else None
+        is_all = len(sampled) == len(batch.rows) == forward_batch.num_tokens  # and in their order
+        logits = self._logits(hidden, None if is_all else forward_batch.logits_indices[: len(sampled)]) if sampled else None
         clock.mark()
         token_ids: HostCopy | None = None
         of_sampled: dict[int, TokenLogprob] = {}
@@ -113,10 +116,16 @@ class ModelRunner:
             drawn = self._sample(batch, sampled, logits)
             token_ids = HostCopy(torch.cat([drawn, count_empty(logits)]) if drawn.device.type == "cuda" else drawn)
             of_sampled = self._sampled_logprobs(batch, sampled, logits, drawn)
-        of_prompt = self._prompt_logprobs(batch, hidden, forward_batch.logits_indices[len(sampled) :])
-        parts = [after - earlier for after, earlier in zip(self._forward_parts(), before, strict=True)]
+        of_prompt = self._prompt_logprobs(batch, hidden, forward_batch.logits_indices, len(sampled))
+        before, self._parts = self._parts, self._forward_parts()
+        parts = [after - earlier for after, earlier in zip(self._parts, before, strict=True)]
         clock.mark()
-        return PendingStep(batch, sampled, token_ids, _row_logprobs(len(batch.rows), of_sampled, of_prompt), plan_s, clock, parts)
+        return PendingStep(batch, sampled, token_ids, _row_logprobs(len(batch.rows), of_sampled, of_prompt), plan_s, wait_s, clock, parts)
+
+    def _seconds_waited(self) -> float:
+        """Seconds so far in which planning stood still until the device had read an earlier step's tables."""
+        waited_s: float = getattr(self._attention, "waited_s", 0.0)
+        return self._uploader.waited_s + waited_s
 
     def _forward_parts(self) -> tuple[float, ...]:
         """Seconds so far: attention, products, norms and rotary, head."""
@@ -144,9 +153,10 @@ class ModelRunner:
                 assert highest <= self._pool.num_pages, f"slot {row.slot}: expected page ids in 1..{self._pool.num_pages}, got {highest}"
                 self._page_table.write(row.slot, page_write)
 
-    def _logits(self, hidden: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-        """[n, vocab_size] float32 of the tokens at indices [n]; a head's padding is cut off."""
-        return self._decoder.compute_logits(hidden.index_select(0, indices))[:, : self._vocab_size]
+    def _logits(self, hidden: torch.Tensor, indices: torch.Tensor | None) -> torch.Tensor:
+        """[n, vocab_size] float32 of the tokens at indices [n], None being all of them; a head's padding is cut off."""
+        logits = self._decoder.compute_logits(hidden if indices is None else hidden.index_select(0, indices))
+        return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
 
     def _sample(self, batch: ScheduledBatch, sampled: list[int], logits: torch.Tensor) -> torch.Tensor:
         """Token ids [n] int64 of rows `sampled`, whose logits are [n, vocab_size]; remembers them by slot. Leaves logits as they are."""
@@ -155,7 +165,11 @@ class ModelRunner:
         adjusted = self._adjustments.apply(logits, slots, output_indices)
         token_ids = sample(adjusted, self._slots.sampling_rows(slots, output_indices))
         self._adjustments.record(slots, token_ids)
-        self._last_token_ids.index_copy_(0, torch.from_numpy(slots).to(token_ids.device, non_blocking=True), token_ids)
+        if self._last_on_host is not None:
+            for slot, token_id in zip(slots.tolist(), token_ids.tolist(), strict=True):
+                self._last_on_host[slot] = token_id
+        else:
+            self._last_token_ids.index_copy_(0, pinned.send(slots, token_ids.device), token_ids)
         for slot in slots.tolist():
             self._has_last_token[slot] = True
         return token_ids
@@ -168,7 +182,7 @@ class ModelRunner:
         wanted = [place for place, k in enumerate(num_top) if k is not None]
         if not wanted:
             return {}
-        index = torch.tensor(wanted, dtype=torch.int64, device=logits.device)
+        index = pinned.send(np.array(wanted, dtype=np.int64), logits.device)
         logprobs = token_logprobs(
             lambda first, last: logits.index_select(0, index[first:last]),
             token_ids.index_select(0, index),
@@ -176,13 +190,16 @@ class ModelRunner:
         )
         return {sampled[place]: logprob for place, logprob in zip(wanted, logprobs, strict=True)}
 
-    def _prompt_logprobs(self, batch: ScheduledBatch, hidden: torch.Tensor, indices: torch.Tensor) -> dict[int, tuple[TokenLogprob, ...]]:
-        """By index of the row, of rows with targets; indices [num_targets] are the tokens whose logits say how likely each was."""
+    def _prompt_logprobs(
+        self, batch: ScheduledBatch, hidden: torch.Tensor, logits_indices: torch.Tensor, num_sampled: int
+    ) -> dict[int, tuple[TokenLogprob, ...]]:
+        """By index of the row, of rows with targets. The tokens whose logits say how likely each target was follow the sampled ones'."""
         with_targets = [index for index, row in enumerate(batch.rows) if row.target_ids]
         if not with_targets:
             return {}
+        indices = logits_indices[num_sampled:]
         rows = [batch.rows[index] for index in with_targets]
-        target_ids = torch.from_numpy(np.concatenate([np.asarray(row.target_ids) for row in rows])).to(hidden.device, torch.int64)
+        target_ids = pinned.send(np.concatenate([np.asarray(row.target_ids, dtype=np.int64) for row in rows]), hidden.device)
         num_top = [self._slots.num_prompt_top[row.slot] or 0 for row in rows for _ in row.target_ids]
         logprobs = iter(token_logprobs(lambda first, last: self._logits(hidden, indices[first:last]), target_ids, num_top))
         return {index: tuple(islice(logprobs, len(row.target_ids))) for index, row in zip(with_targets, rows, strict=True)}

@@ -2,11 +2,12 @@
 pinned memory behind it."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from radixserve.core import RowLogprobs, ScheduledBatch, StepOutput, StepTimes
+from radixserve.kv import pinned
 from radixserve.runner.sampler import warn_of_empty
 
 
@@ -42,7 +43,7 @@ class HostCopy:
 
     def __init__(self, values: torch.Tensor) -> None:
         if values.device.type == "cuda":
-            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._host = pinned.empty(values.shape, values.dtype)
             self._host.copy_(values, non_blocking=True)
         else:
             self._host = values
@@ -59,6 +60,7 @@ class PendingStep:
     drawn: HostCopy | None  # a token of each; on a GPU, one number more: how many of the rows had no finite logit
     logprobs: tuple[RowLogprobs | None, ...]
     plan_s: float
+    wait_s: float  # see StepTimes
     clock: StepClock  # marks: planned, forwarded, over
     parts: list[float]  # seconds of attention, products, norms and rotary, head, where they are measured
 
@@ -71,4 +73,5 @@ class PendingStep:
                 token_ids[index] = token_id
             if len(drawn) > len(self.sampled) and drawn[-1]:
                 warn_of_empty(drawn[-1], len(self.sampled))
-        return StepOutput(self.batch.step, tuple(token_ids), StepTimes(self.plan_s, *self.clock.seconds(), *self.parts), self.logprobs)
+        times = replace(StepTimes(self.plan_s, *self.clock.seconds(), *self.parts), wait_s=self.wait_s)
+        return StepOutput(self.batch.step, tuple(token_ids), times, self.logprobs)

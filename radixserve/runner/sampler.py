@@ -16,12 +16,14 @@ A NaN logit counts as -inf and +inf as the largest float. A row without any fini
 import ctypes
 import logging
 from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from radixserve.kv import pinned
 from radixserve.native import check, loaded_library
 
 _LOG = logging.getLogger(__name__)
@@ -30,6 +32,8 @@ _TINY = float(np.finfo(np.float32).tiny)
 _MAX = float(np.finfo(np.float32).max)
 # top_k and top_p cuts are looked for among so many likeliest tokens before a row is sorted whole
 _NUM_CANDIDATES = 512
+# of the rows that are sorted whole: a sort takes several times the memory of what it sorts
+ROWS_SORTED_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +48,10 @@ class SamplingRows:
     uniform: npt.NDArray[np.float64]  # in [0, 1)
 
 
-def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """logits [n, vocab_size] float32 -> token ids [n] int64, on the same device."""
+def sample(logits: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
+    """logits [n, vocab_size] float32 -> token ids [n] int64, on the same device. No settings: all rows are greedy."""
+    if rows is None:
+        return _argmax(logits)
     n = len(rows.greedy)
     assert logits.shape[:-1] == (n,), f"sample: expected logits of {n} rows, got shape {tuple(logits.shape)}"
     if rows.greedy.all():
@@ -53,13 +59,13 @@ def sample(logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
     token_ids = torch.empty(n, dtype=torch.int64, device=logits.device)
     greedy, drawn = np.flatnonzero(rows.greedy), np.flatnonzero(~rows.greedy)
     if len(greedy):
-        index = torch.from_numpy(greedy).to(logits.device, non_blocking=True)
+        index = pinned.send(greedy, logits.device)
         token_ids.index_copy_(0, index, _argmax(logits.index_select(0, index)))
     library = loaded_library() if logits.device.type == "cpu" else None
     if library is not None:
         _draw_natively(library, logits, rows, drawn, token_ids)
         return token_ids
-    index = torch.from_numpy(drawn).to(logits.device, non_blocking=True)
+    index = pinned.send(drawn, logits.device)
     token_ids.index_copy_(0, index, _draw(logits.index_select(0, index), rows, drawn))
     return token_ids
 
@@ -69,7 +75,7 @@ def _argmax(logits: torch.Tensor) -> torch.Tensor:
         host = logits.numpy()
         best = host.argmax(axis=-1)
         # argmax takes NaN for the largest, so a row with one shows it in its winner
-        if np.isfinite(host[np.arange(len(best)), best]).all():
+        if all(isfinite(host.item(row, token_id)) for row, token_id in enumerate(best.tolist())):
             return torch.from_numpy(best)
     return _clean(logits).argmax(dim=-1)
 
@@ -119,7 +125,7 @@ def _draw(logits: torch.Tensor, rows: SamplingRows, which: npt.NDArray[np.int64]
     largest = clean.amax(dim=-1, keepdim=True)
     has_any = largest > -torch.inf
     # the largest is taken away first: dividing by a tiny temperature then only sends the others to -inf
-    temperature = torch.from_numpy(np.maximum(rows.temperature[which], _TINY)).to(device, torch.float32, non_blocking=True)[:, None]
+    temperature = pinned.send(np.maximum(rows.temperature[which], _TINY).astype(np.float32), device)[:, None]
     p = torch.softmax((clean - torch.where(has_any, largest, 0.0)) / temperature, dim=-1)
     p = torch.where(has_any, p, 0.0)
 
@@ -127,14 +133,14 @@ def _draw(logits: torch.Tensor, rows: SamplingRows, which: npt.NDArray[np.int64]
     top_k = np.where((top_k < 1) | (top_k >= vocab_size), _NO_TOP_K, top_k)
     filtered = np.flatnonzero((top_k < vocab_size) | (top_p < 1.0))
     if len(filtered):
-        index = torch.from_numpy(filtered).to(device, non_blocking=True)
-        k = torch.from_numpy(top_k[filtered]).to(device, non_blocking=True)
-        mass = torch.from_numpy(top_p[filtered]).to(device, non_blocking=True)
+        index = pinned.send(filtered, device)
+        k = pinned.send(top_k[filtered], device)
+        mass = pinned.send(top_p[filtered], device)
         p.index_copy_(0, index, _keep_likeliest(p.index_select(0, index), clean.index_select(0, index), k, mass))
     if (min_p > 0).any():
-        floor = p.amax(dim=-1, keepdim=True) * torch.from_numpy(min_p).to(device, torch.float32, non_blocking=True)[:, None]
+        floor = p.amax(dim=-1, keepdim=True) * pinned.send(min_p.astype(np.float32), device)[:, None]
         p = torch.where(p >= floor, p, 0.0)
-    return _inverse_cdf(p, torch.from_numpy(rows.uniform[which]).to(device, non_blocking=True))
+    return _inverse_cdf(p, pinned.send(rows.uniform[which], device))
 
 
 def _inverse_cdf(p: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
@@ -163,11 +169,11 @@ def _keep_likeliest(p: torch.Tensor, logits: torch.Tensor, top_k: torch.Tensor, 
     is_exact = is_final & ((last_kept > sorted_logits[:, -1]) | (sorted_p[:, -1] == 0) | (num_candidates == vocab_size))
     kept = _scatter_kept(p, sorted_ids, num_kept)
     if not bool(is_exact.all()):
-        rest = (~is_exact).nonzero()[:, 0]
-        p = p.index_select(0, rest)
-        sorted_ids = torch.sort(logits.index_select(0, rest), dim=-1, descending=True, stable=True).indices
-        num_kept, _ = _count_kept(p.gather(1, sorted_ids), top_k[rest], top_p[rest])
-        kept.index_copy_(0, rest, _scatter_kept(p, sorted_ids, num_kept))
+        for rest in torch.split((~is_exact).nonzero()[:, 0], ROWS_SORTED_AT_ONCE):
+            rest_p = p.index_select(0, rest)
+            sorted_ids = torch.sort(logits.index_select(0, rest), dim=-1, descending=True, stable=True).indices
+            num_kept, _ = _count_kept(rest_p.gather(1, sorted_ids), top_k[rest], top_p[rest])
+            kept.index_copy_(0, rest, _scatter_kept(rest_p, sorted_ids, num_kept))
     return kept
 
 

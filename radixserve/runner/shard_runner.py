@@ -3,11 +3,12 @@
 It samples nothing and knows no request: the tokens that rank 0 drew come with the next batch.
 """
 
+import numpy as np
 import torch
 
 from radixserve.attention.backend import AttentionBackend
 from radixserve.core import IntArray, ScheduledBatch
-from radixserve.kv import KVPool, PageTable
+from radixserve.kv import KVPool, PageTable, pinned
 from radixserve.runner.batch_builder import build_forward_batch
 from radixserve.runner.logprobs import row_ranges
 from radixserve.runner.model_runner import DecoderContract
@@ -34,8 +35,8 @@ class ShardRunner:
         if not batch.rows:
             return
         if decode_ids:
-            slots = torch.tensor([row.slot for row in batch.rows[: len(decode_ids)]], device=self._device)
-            self._last_token_ids[slots] = torch.tensor(decode_ids, dtype=torch.int64, device=self._device)
+            slots = pinned.send(np.array([row.slot for row in batch.rows[: len(decode_ids)]], dtype=np.int64), self._device)
+            self._last_token_ids.index_copy_(0, slots, pinned.send(np.array(decode_ids, dtype=np.int64), self._device))
         forward_batch = build_forward_batch(batch, self._page_table, self._last_token_ids, self._device, self._uploader)
         self._attention.plan(forward_batch)
         hidden = self._decoder.forward(forward_batch, self._attention)

@@ -20,6 +20,7 @@ class SlotSettings:
         self._min_p = np.zeros(num_slots, dtype=np.float64)
         self._seed = np.zeros(num_slots, dtype=np.uint64)
         self._choice_index = np.zeros(num_slots, dtype=np.uint64)
+        self._drawing: set[int] = set()  # slots that are not greedy; mostly none, and then a step needs no look at its rows
         # how many of the likeliest tokens are wanted beside each token's log-probability; None: no log-probabilities
         self.num_top: list[int | None] = [None] * num_slots
         self.num_prompt_top: list[int | None] = [None] * num_slots
@@ -29,6 +30,8 @@ class SlotSettings:
         sampling = request.sampling
         self._is_taken[slot] = True
         self._greedy[slot] = sampling.is_greedy
+        if not sampling.is_greedy:
+            self._drawing.add(slot)
         self._temperature[slot] = sampling.temperature
         self._top_k[slot] = sampling.top_k
         self._top_p[slot] = sampling.top_p
@@ -40,12 +43,15 @@ class SlotSettings:
 
     def clear(self, slot: int) -> None:
         self._is_taken[slot] = False
+        self._drawing.discard(slot)
 
     def is_taken(self, slot: int) -> bool:
         return bool(self._is_taken[slot])
 
-    def sampling_rows(self, slots: npt.NDArray[np.int64], output_indices: npt.NDArray[np.int64]) -> SamplingRows:
-        """Settings and uniforms of one draw per slot; output_indices[i] is the place of slots[i]'s token in its output."""
+    def sampling_rows(self, slots: npt.NDArray[np.int64], output_indices: npt.NDArray[np.int64]) -> SamplingRows | None:
+        """Settings and uniforms of one draw per slot, output_indices[i] being the place of slots[i]'s token; None: all are greedy."""
+        if not self._drawing:
+            return None
         greedy = self._greedy[slots]
         uniform = np.zeros(len(slots))
         if not greedy.all():

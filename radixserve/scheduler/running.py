@@ -1,6 +1,6 @@
 """RunningRequests: who runs, in which slot, holding which pages; and who has ended while a row of it is still under way."""
 
-from collections.abc import Iterator, Mapping, ValuesView
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 
 from radixserve.core import PageWrite, ScheduledRow
 from radixserve.scheduler.pressure import expected_pages, promised_pages
@@ -49,13 +49,24 @@ class RunningRequests(Mapping[str, RequestState]):
         state.page_writes = [PageWrite(0, state.path.pages[:])] if state.path.pages else []
 
     def row(self, state: RequestState, count: int, now: float) -> ScheduledRow:
-        """Its next `count` positions, with the pages for them."""
+        """The next `count` positions of one that is not decoding, with the pages for them."""
         assert state.path is not None and 0 < count <= state.num_uncomputed
         write = self._cache.reserve(state.path, state.num_computed + count, now)
         if write is not None:
             state.page_writes.append(write)
         state.num_unanswered += 1
         return state.next_row(count)
+
+    def decode_rows(self, states: Sequence[RequestState], now: float) -> list[ScheduledRow]:
+        """The next position of each of these, which are decoding, with the pages for them."""
+        wanted = [(state.path, state.num_computed + 1) for state in states if state.path is not None]
+        rows = []
+        for state, write in zip(states, self._cache.reserve_all(wanted, now), strict=True):
+            if write is not None:
+                state.page_writes.append(write)
+            state.num_unanswered += 1
+            rows.append(state.next_decode_row())
+        return rows
 
     def answered(self, state: RequestState, now: float) -> None:
         """One of its rows is no longer under way: nobody writes any more to what only that row named."""

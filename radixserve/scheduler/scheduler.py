@@ -145,8 +145,7 @@ class Scheduler:
         going_on = [state for state in self._running.values() if not state.is_ending]
         decoding = [state for state in going_on if state.is_decoding]
         prefilling = [state for state in going_on if not state.is_decoding]
-        self.cache.make_room(sum(state.needs_page(1, self.cache.page_size) for state in decoding), now)
-        planned = [(state, self._running.row(state, 1, now)) for state in decoding]
+        planned = list(zip(decoding, self._running.decode_rows(decoding, now), strict=True)) if decoding else []
         budget = min(self.max_step_tokens - len(planned), self.max_prompt_tokens)
         for state in chain(prefilling, self._admissions(now)) if budget > 0 else ():
             row = self._running.row(state, min(budget, state.num_uncomputed), now)

@@ -3,7 +3,7 @@
 from array import array
 
 from radixserve.core import FinishReason, IntArray, PageWrite, Request, RequestOutput, RowLogprobs, ScheduledRow
-from radixserve.tree.prefix_cache import PagePath
+from radixserve.tree.page_path import PagePath
 
 NO_TOKENS: IntArray = array("i")
 UNKNOWN = -1  # the last of token_ids, while the step that draws it has not been answered
@@ -33,6 +33,7 @@ class RequestState:
         "num_computed",
         "num_output_at_retraction",
         "num_pinned",
+        "num_prompt",
         "num_retractions",
         "num_unanswered",
         "page_writes",
@@ -46,6 +47,7 @@ class RequestState:
 
     def __init__(self, request: Request, arrival_s: float, total_pages: int, arrival: int = 0) -> None:
         self.request = request
+        self.num_prompt = len(request.prompt_ids)
         self.arrival = arrival  # the how many-th request it is; kept when it is retracted
         self.arrival_s = arrival_s
         self.token_ids: IntArray = request.prompt_ids[:]
@@ -70,10 +72,6 @@ class RequestState:
         self.has_sampled = False  # in this slot: the runner knows the last token
         self.num_unanswered = 0  # of its rows
         self.has_ended = False  # what still comes for it is thrown away
-
-    @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt_ids)
 
     @property
     def num_output(self) -> int:
@@ -113,7 +111,7 @@ class RequestState:
         return self.num_output_at_retraction >= 0
 
     def next_row(self, count: int) -> ScheduledRow:
-        """The next `count` positions, for whose pages there is room; the runner is told what it does not know yet."""
+        """The next `count` positions of one that is not decoding, for whose pages there is room; it tells the runner what is new to it."""
         start, end = self.num_computed, self.num_computed + count
         # logits at position p score the token at p + 1
         target_start = max(start, self.next_scored - 1)
@@ -122,7 +120,7 @@ class RequestState:
             slot=self.slot,
             start=start,
             count=count,
-            token_ids=NO_TOKENS if self.is_decoding else self.token_ids[start:end],
+            token_ids=self.token_ids[start:end],
             page_writes=tuple(self.page_writes),
             is_sampled=end == len(self.token_ids) and self.request.sampling.max_tokens > 0,
             output_index=self.num_output,
@@ -135,6 +133,23 @@ class RequestState:
         self.first_row_sent = True
         self.has_sampled |= row.is_sampled
         self.next_scored += len(row.target_ids)
+        return row
+
+    def next_decode_row(self) -> ScheduledRow:
+        """The next position of one that is decoding: the runner knows all but its pages, and no prompt position is left to score."""
+        row = ScheduledRow(
+            self.slot,
+            self.num_computed,
+            1,
+            NO_TOKENS,
+            tuple(self.page_writes),
+            output_index=len(self.token_ids) - self.num_prompt,
+            output_ids=NO_TOKENS,
+            target_ids=NO_TOKENS,
+            target_start=self.num_computed,
+        )
+        if self.page_writes:
+            self.page_writes = []
         return row
 
     def assume(self, row: ScheduledRow) -> None:

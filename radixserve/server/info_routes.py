@@ -92,6 +92,7 @@ def _server_info(context: ServerContext, throughput: float) -> dict[str, Any]:
         "attention_backend": info.attention_backend,
         "linear_backend": info.linear_backend,
         "quantization": info.quantization,
+        "kv_cache_dtype": info.kv_cache_dtype,
         "context_length": info.context_length,
         "max_total_tokens": info.max_total_tokens,
         "max_total_num_tokens": info.max_total_tokens,

@@ -14,6 +14,7 @@ import uvicorn
 
 from radixserve.config import EngineConfig, ServerConfig
 from radixserve.engine.client import AsyncEngine
+from radixserve.engine.garbage import spare_pauses
 from radixserve.engine.info import EngineInfo
 from radixserve.engine.link import EngineLink, ProcessLink
 from radixserve.errors import ConfigError, EngineDeadError, ShuttingDownError, UnavailableError
@@ -161,6 +162,7 @@ class _Serving:
         )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await _first_of(serving, server.is_listening.wait())
+        spare_pauses()
         _announce(engine.info, app.state.context.served_name, listener)
         gave_up = asyncio.create_task(engine.wait_given_up())
         await _first_of(serving, gave_up, self._drain_asked.wait(), self._stop_asked.wait())
@@ -190,6 +192,7 @@ def _announce(info: EngineInfo, served_name: str, listener: socket.socket) -> No
     host = f"[{host}]" if ":" in host else host
     policy = f"{info.schedule_policy}, radix cache {'off' if info.is_radix_cache_disabled else 'on'}"
     size = f"{info.max_total_tokens} tokens ({info.pool_size_bytes / 2**20:.0f} MiB)"
+    size += "" if info.kv_cache_dtype == "auto" else f" of {info.kv_cache_dtype}"
     kernels = f"attention {info.attention_backend}, linears {info.linear_backend}"
     weights = info.dtype if info.quantization == "none" else f"{info.dtype}, {info.quantization} weights"
     ranks = f", {info.tp_size} ranks" if info.tp_size > 1 else ""

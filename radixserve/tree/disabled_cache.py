@@ -8,9 +8,10 @@ from radixserve.core import IntArray, Namespace, PageWrite
 from radixserve.tree.account import check_pages
 from radixserve.tree.explain import MatchExplanation
 from radixserve.tree.node import TreeNode
+from radixserve.tree.page_path import PagePath, grow_all
 from radixserve.tree.page_pool import PagePool
 from radixserve.tree.pins import PinResult
-from radixserve.tree.prefix_cache import PagePath, PrefixMatch, timed
+from radixserve.tree.prefix_cache import PrefixMatch, timed
 from radixserve.tree.watcher import TreeWatcher
 
 
@@ -40,13 +41,14 @@ class DisabledCache:
     def lock(self, match: PrefixMatch, now: float, priority: int = 0) -> PagePath:
         return PagePath(match.namespace, array("i"), None)
 
-    def make_room(self, num_pages: int, now: float) -> None:
-        pass
-
     @timed
     def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None:
         num_missing = path.num_missing(num_tokens, self.page_size)
         return path.grow(self._pool.allocate(num_missing)) if num_missing > 0 else None
+
+    @timed
+    def reserve_all(self, wanted: Sequence[tuple[PagePath, int]], now: float) -> list[PageWrite | None]:
+        return grow_all(self._pool, wanted, [path.num_missing(num_tokens, self.page_size) for path, num_tokens in wanted])
 
     def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float, is_under_way: bool = False) -> PageWrite | None:
         return None

@@ -1,10 +1,7 @@
-"""PrefixCache: the scheduler's only door to tree and pool. It decides which pages a request holds, and knows nothing of who runs.
-
-PagePath of a running request   pages  |--- num_shared: the tree's, locked through `node` ---|--- private: the request's own ---|
-                                replaced: own pages that the tree's took the place of while a step that writes to them was under way
+"""PrefixCache: the scheduler's only door to tree and pool. It decides which pages a request holds (page_path.py), and knows nothing of who
+runs.
 """
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from time import perf_counter
@@ -18,39 +15,11 @@ from radixserve.tree.explain import MatchExplanation, explain
 from radixserve.tree.key import TreeKey
 from radixserve.tree.matching import Match, num_unlocked_by
 from radixserve.tree.node import TreeNode
+from radixserve.tree.page_path import PagePath, grow_all
 from radixserve.tree.page_pool import PagePool
 from radixserve.tree.pins import PinResult
 from radixserve.tree.radix_tree import RadixTree
 from radixserve.tree.watcher import TimedApart, TreeWatcher
-
-
-class PagePath:
-    """The pages of one running request, in order of position. Owned by the scheduler, changed by the cache alone."""
-
-    __slots__ = ("namespace", "node", "num_shared", "pages", "priority", "replaced")
-
-    def __init__(self, namespace: Namespace, pages: IntArray, node: TreeNode | None, priority: int = 0) -> None:
-        self.priority = priority
-        self.namespace = namespace
-        self.pages = pages
-        self.num_shared = len(pages)
-        self.node = node
-        self.replaced: IntArray = array("i")
-
-    @property
-    def private_pages(self) -> IntArray:
-        """Those in use; `replaced` ones are its own too."""
-        return self.pages[self.num_shared :]
-
-    def num_missing(self, num_tokens: int, page_size: int) -> int:
-        """Pages that it lacks to cover num_tokens positions; 0 or less where it has enough."""
-        return -(-num_tokens // page_size) - len(self.pages)
-
-    def grow(self, new_pages: IntArray) -> PageWrite:
-        """Take hold of pages fresh from the pool."""
-        write = PageWrite(len(self.pages), new_pages)
-        self.pages.extend(new_pages)
-        return write
 
 
 class PrefixMatch(NamedTuple):
@@ -82,8 +51,8 @@ class PageCache(Protocol):
     def num_locked_pages(self) -> int: ...
     def match(self, namespace: Namespace, token_ids: IntArray, max_len: int) -> PrefixMatch: ...
     def lock(self, match: PrefixMatch, now: float, priority: int = 0) -> PagePath: ...
-    def make_room(self, num_pages: int, now: float) -> None: ...
     def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None: ...
+    def reserve_all(self, wanted: Sequence[tuple[PagePath, int]], now: float) -> list[PageWrite | None]: ...
     def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float, is_under_way: bool = ...) -> PageWrite | None: ...
     def drop_replaced(self, path: PagePath) -> None: ...
     def release(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float, is_over: bool = True) -> None: ...
@@ -174,12 +143,8 @@ class PrefixCache:
         node = self.tree.lock(match.found, now, priority)
         return PagePath(match.namespace, match.found.pages[:], node, priority)
 
-    @timed
     def make_room(self, num_pages: int, now: float) -> None:
-        """Evict until num_pages pages are free, as far as that can be: once for a whole step rather than page by page."""
-        self._make_room(num_pages, now)
-
-    def _make_room(self, num_pages: int, now: float) -> None:
+        """Evict until num_pages pages are free, as far as that can be."""
         if num_pages > self._pool.num_free:
             evicted = self.tree.evict(num_pages - self._pool.num_free, now)
             self.num_evicted_pages += len(evicted)
@@ -194,8 +159,15 @@ class PrefixCache:
         num_missing = path.num_missing(num_tokens, self.page_size)
         if num_missing <= 0:
             return None
-        self._make_room(num_missing, now)
+        self.make_room(num_missing, now)
         return path.grow(self._pool.allocate(num_missing))
+
+    @timed
+    def reserve_all(self, wanted: Sequence[tuple[PagePath, int]], now: float) -> list[PageWrite | None]:
+        """reserve() of each (path, num_tokens), in this order, with room made once for all of them."""
+        missing = [path.num_missing(num_tokens, self.page_size) for path, num_tokens in wanted]
+        self.make_room(sum(num for num in missing if num > 0), now)
+        return grow_all(self._pool, wanted, missing)
 
     @timed
     def commit(self, path: PagePath, token_ids: IntArray, num_computed: int, now: float, is_under_way: bool = False) -> PageWrite | None:

@@ -11,7 +11,7 @@ from radixserve.attention.decode_groups import SharingCost
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool
 from tests.cpu.test_torch_backend import MIXED, ROWS, TOLERANCE, Case, dense, make_case
-from tests.support.flashinfer_reference import Reference
+from tests.support.flashinfer_reference import FP8, Reference, nearest_fp8
 
 flashinfer = pytest.importorskip("flashinfer", reason="flashinfer-python is not installed (make install does it)")
 
@@ -52,6 +52,32 @@ def test_half_precision_and_only_that(reference: Reference) -> None:
     torch.testing.assert_close(out.double(), dense(case), atol=TOLERANCE[torch.float16], rtol=TOLERANCE[torch.float16])
     with pytest.raises(AssertionError, match="float32"):
         run(make_case(MIXED, 4, 6, 2), 6)
+
+
+def stored_in_fp8(case: Case) -> Case:
+    """The same step over a pool of 8 bits, NaN where nobody has written, and what its keys and values then are."""
+    plain = case.pool
+    case.pool = KVPool(1, plain.num_pages, plain.page_size, plain.num_kv_heads, plain.head_dim, plain.dtype, stored_dtype=FP8)
+    for stored, given in ((case.pool.k(0), plain.k(0)), (case.pool.v(0), plain.v(0))):
+        stored.copy_(given.to(FP8))
+        stored[0] = 0.0
+    case.keys, case.values = ([nearest_fp8(rows) for rows in of_rows] for of_rows in (case.keys, case.values))
+    return case
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_keys_and_values_of_8_bits(reference: Reference, page_size: int, dtype: torch.dtype) -> None:
+    """Rounded as they are written, read as they are stored, in every part of a step: prompts, decode rows and what these share."""
+    case = make_case([(65, 1, True), (50, 1, True), (33, 5, False), (9, 9, False)], page_size, 6, 2, dtype)
+    case.new_k[0, 0, 0] = case.keys[0][-1, 0, 0] = 1000.0  # more than there is
+    share_pages(case, 2, 48 // page_size)
+    case = stored_in_fp8(case)
+    backend = FlashInferBackend(case.pool, 6, cost=ALWAYS)
+    backend.plan(case.batch)
+    out = backend.run(0, torch.cat(case.queries), case.new_k, case.new_v)
+    assert out.dtype == dtype and reference.num_merges == 1
+    torch.testing.assert_close(out.double(), dense(case), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
 def test_views_of_a_fused_projection_are_accepted(reference: Reference) -> None:

@@ -12,17 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from radixserve.attention import registry
+from radixserve.attention import flashinfer_package, registry
 from radixserve.attention.decode_groups import SharingCost
+from radixserve.attention.decode_tables import RowTables
+from radixserve.attention.flashinfer_backend import FlashInferBackend
 from radixserve.engine import build, graphs
 from radixserve.engine.engine import Engine
 from radixserve.errors import ConfigError
+from radixserve.kv import KVPool
 from radixserve.models import decoder
 from radixserve.runner import model_runner
 from radixserve.runner.upload import Uploader
 from tests.support.engine_runs import Answer, make_request, run, tiny_engine
 from tests.support.flashinfer_ops import install_ops
-from tests.support.flashinfer_reference import Reference
+from tests.support.flashinfer_reference import Reference, nearest_fp8
+from tests.support.pinned_memory import PinnedMemory
 from tests.support.recorded_graph import GraphRecorder
 
 pytest.importorskip("flashinfer", reason="flashinfer-python is not installed (make install does it)")
@@ -217,3 +221,70 @@ def test_kernels_that_do_not_compile_are_one_sentence(gpu: Gpu, tiny_model: Tiny
         ConfigError, match=r"^--attention-backend flashinfer: its kernels .* \(RuntimeError: Ninja build failed\.\); they need nvcc"
     ):
         gpu.engine(tiny_model("llama", True))
+
+
+@pytest.mark.parametrize("cost", [NEVER, ALWAYS], ids=["flat", "shared"])
+def test_tables_that_planners_copy_are_pinned(
+    gpu: Gpu, tiny_model: Tiny, cost: SharingCost | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Offsets and lengths of every step's plans, in graphs and outside; plans at start are of tables that nobody has sent."""
+    memory = PinnedMemory()
+    memory.install(monkeypatch, torch.device("cpu"))
+    engine = gpu.engine(tiny_model("llama", True), cost, chunked_prefill_size=48, max_running_requests=6)
+    seen: list[torch.Tensor] = []
+    plain = FlashInferBackend._plan_rows, FlashInferBackend._plan_prefill
+
+    def plan_rows(self: FlashInferBackend, wrapper: Any, tables: RowTables, **split: Any) -> None:
+        seen.extend([tables.kv_indptr, tables.last_page_len, tables.seq_lens])
+        plain[0](self, wrapper, tables, **split)
+
+    def plan_prefill(self: FlashInferBackend, wrapper: Any, tables: RowTables, is_causal: bool) -> None:
+        seen.extend([tables.qo_indptr, tables.kv_indptr, tables.last_page_len, tables.seq_lens])
+        plain[1](self, wrapper, tables, is_causal)
+
+    monkeypatch.setattr(FlashInferBackend, "_plan_rows", plan_rows)
+    monkeypatch.setattr(FlashInferBackend, "_plan_prefill", plan_prefill)
+    greedy(engine, make_prompts(8))
+    assert len(seen) > 60 and all(memory.holds(table) for table in seen)
+
+
+def test_a_pool_of_8_bits(gpu: Gpu, tiny_model: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hits, chunks, graphs and evictions over it, against the torch backend over a pool of 16 bits that is given rounded K and V."""
+    prompts = make_prompts(12)
+    options = {"page_size": 16, "chunked_prefill_size": 48, "max_running_requests": 6, "max_total_tokens": 416}
+    engine = gpu.engine(tiny_model("llama", True), ALWAYS, kv_cache_dtype="fp8_e4m3", **options)
+    answers = greedy(engine, prompts)
+    assert engine.stats().cached_tokens_total > 0 and gpu.recorder.graphs
+    plain_write = KVPool.write
+
+    def write_rounded(self: KVPool, layer: int, out_slots: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        assert self.stored_dtype == torch.bfloat16
+        plain_write(self, layer, out_slots, *(nearest_fp8(x).to(torch.bfloat16) for x in (k, v)))
+
+    exact = greedy(gpu.engine(tiny_model("llama", True), attention_backend="torch", **options), prompts)
+    monkeypatch.setattr(KVPool, "write", write_rounded)
+    rounded_engine = gpu.engine(tiny_model("llama", True), attention_backend="torch", **options)
+    rounded = greedy(rounded_engine, prompts)
+    assert (engine.info.kv_cache_dtype, rounded_engine.info.kv_cache_dtype) == ("fp8_e4m3", "auto")
+    assert engine.info.pool_size_bytes * 2 == rounded_engine.info.pool_size_bytes
+    assert assert_equal_where_decided(answers, rounded, UNDECIDED["bfloat16"]) > 0.7 * 12 * NUM_OUTPUT
+    assert [answer.logprobs for answer in rounded.values()] != [answer.logprobs for answer in exact.values()], "rounding can be seen"
+
+
+@pytest.mark.parametrize(("name", "device"), [("torch", "cpu"), ("triton", "cpu"), ("auto", "cpu")])
+def test_8_bits_are_refused_where_no_kernel_reads_them(gpu: Gpu, tiny_model: Tiny, name: str, device: str) -> None:
+    expected = "--device cuda, got cpu" if name == "auto" else f"--attention-backend flashinfer, got {name}"
+    with pytest.raises(ConfigError, match=f"^--kv-cache-dtype fp8_e4m3: expected {expected}"):
+        gpu.engine(tiny_model("llama", True), attention_backend=name, kv_cache_dtype="fp8_e4m3")
+
+
+def test_8_bits_are_never_handed_to_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by "auto" either, where FlashInfer cannot be had."""
+    pool = KVPool(1, 4, 1, 1, 64, torch.bfloat16, stored_dtype=torch.float8_e4m3fn)
+    for name in ("torch", "cpu", "triton"):
+        with pytest.raises(ConfigError, match=f"--kv-cache-dtype fp8_e4m3: expected --attention-backend flashinfer, got {name}"):
+            registry.make_attention_backend(name, pool, 1)
+    with pytest.raises(ConfigError, match="expected a CUDA device, got cpu; --kv-cache-dtype fp8_e4m3 is for these kernels only"):
+        registry.make_attention_backend("auto", pool, 1)
+    pool.device = torch.device("cuda")
+    assert flashinfer_package.why_not(pool) == "expected heads of 128 or 256 dimensions for --kv-cache-dtype fp8_e4m3, got 64"

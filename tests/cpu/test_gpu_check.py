@@ -20,6 +20,7 @@ from radixserve.attention import registry
 from radixserve.attention.flashinfer_backend import FlashInferBackend
 from radixserve.attention.triton_backend import TritonBackend
 from radixserve.engine import build
+from radixserve.kv.pool import FP8
 from tests.support.flashinfer_reference import Reference
 from tests.support.recorded_graph import GraphRecorder
 
@@ -93,6 +94,15 @@ def test_the_backend_and_its_graph_are_right(recorder: GraphRecorder) -> None:
     check_backend(report, (9, 3, 64), 16, CPU)
     check_graph(report, (9, 3, 64), 16, CPU, recorder)
     assert [result.is_right for result in report.results] == [True] * 7
+
+
+def test_numbers_of_8_bits_are_right(recorder: GraphRecorder) -> None:
+    report = Report(60.0)
+    check_backend(report, (4, 2, 128), 16, CPU, FP8)
+    assert [(result.name, result.is_right) for result in report.results][::2] == [
+        ("attention/mixed, fp8", True),
+        ("attention/shared, fp8", True),
+    ]
 
 
 def test_a_wrong_backend_is_found(recorder: GraphRecorder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,9 @@ def test_ragged_arange() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("is_decode", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_csr_equals_a_loop_over_tokens(page_size: int, seed: int) -> None:
+def test_csr_equals_a_loop_over_tokens(page_size: int, seed: int, is_decode: bool) -> None:
     rng = random.Random(seed)
     num_slots, max_pages = 9, 12
     table = filled_table(page_size, num_slots, max_pages, seed)
@@ -36,7 +37,7 @@ def test_csr_equals_a_loop_over_tokens(page_size: int, seed: int) -> None:
     starts, counts = [], []
     for _ in slots:
         seq_len = rng.choice([1, page_size, max_pages * page_size, rng.randint(1, max_pages * page_size)])
-        counts.append(rng.randint(1, seq_len))
+        counts.append(1 if is_decode else rng.randint(1, seq_len))
         starts.append(seq_len - counts[-1])
     csr = table.build_csr(slots, starts, counts)
 

@@ -1,5 +1,6 @@
 """The load generator against the real server with a tiny model: what it adds up is what the server counted, and the ideal is reached."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,20 @@ from bench.words import Words
 from bench.workloads import make_workload
 from tests.support.real_server import real_server
 
+# around a message two special tokens, and two more that ask for the answer
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|><|im_start|>{% endif %}"
+)
+
 
 @pytest.fixture(scope="module")
-def url(words_model_dir: Path) -> Iterator[str]:
+def url(words_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    model_dir = tmp_path_factory.mktemp("models") / "chat"
+    shutil.copytree(words_model_dir, model_dir)
+    (model_dir / "chat_template.jinja").write_text(TEMPLATE)
     flags = ["--dtype", "float32", "--max-total-tokens", "20000", "--check-account-every-step"]
-    with real_server("--model-path", str(words_model_dir), *flags) as address:
+    with real_server("--model-path", str(model_dir), *flags) as address:
         yield address
 
 
@@ -68,3 +78,33 @@ async def test_sums_are_the_servers_under_load(mode: ClosedLoop | OpenLoop, url:
     check_sums(done)
     assert done.cached_tokens is not None
     assert 0 < done.cached_tokens <= workload.ideal_hit_tokens
+
+
+async def test_a_chat_is_what_the_server_counts_template_and_all(url: str, words_model_dir: Path) -> None:
+    """Prompts of one group: the template's first token, then the shared words, are re-used; its others come behind what differs."""
+    workload = make_workload(
+        "shared-prefix", Words(words_model_dir), 4, num_groups=1, prompts_per_group=4, system_prompt_len=60, question_len=6, output_len=5
+    )
+    await flush(url)
+    done = await run(workload, Target(url, path="/v1/chat/completions"), ClosedLoop(1))
+    check_sums(done)
+    assert [(record.prompt_tokens, record.prompt_len) for record in done.records] == [(66 + 4, None)] * 4
+    assert [(record.output_tokens, len(record.token_times_s)) for record in done.records] == [(5, 5)] * 4
+    assert [record.cached_tokens for record in done.records] == [0, 61, 61, 61]
+    assert done.ideal_hit_rate is None
+
+
+@pytest.mark.parametrize("mode", [ClosedLoop(3), OpenLoop(200.0)])
+async def test_conversations_as_chats_re_use_the_turns_before(mode: ClosedLoop | OpenLoop, url: str, words_model_dir: Path) -> None:
+    workload = make_workload(
+        "multi-turn-short", Words(words_model_dir), 5, num_chats=3, num_turns=3, min_first_len=30, max_first_len=40, min_turn_len=6,
+        max_turn_len=12,
+    )  # fmt: skip
+    await flush(url)
+    done = await run(workload, Target(url, path="/v1/chat/completions"), mode)
+    check_sums(done)
+    before = {record.id: record for record in done.records}
+    for request, record in zip(workload.requests, done.records):
+        if request.turn:
+            # at least the turn before, up to where the template asked for its answer, of which the second token differs from now on
+            assert (record.cached_tokens or 0) >= (before[request.depends_on[-1]].prompt_tokens or 0) - 1

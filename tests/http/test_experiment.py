@@ -96,6 +96,9 @@ def plan_file(path: Path, text: str) -> str:
 
 def test_a_plan_becomes_a_folder_and_the_counts_agree(experiment: Experiment, words_model_dir: Path, tmp_path: Path) -> None:
     plan = plan_file(tmp_path / "plan.toml", PLAN.format(model_dir=f'"{words_model_dir}"'))
+    dry = experiment(plan, "--check")
+    assert (dry.returncode, dry.stdout.splitlines()[2]) == (0, "gone: skipped, the environment variable NO_SUCH_PEER is not set")
+    assert not (tmp_path / "out").exists()
     done = experiment(plan, "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert "gone: skipped, the environment variable NO_SUCH_PEER is not set" in done.stdout
@@ -123,7 +126,11 @@ def test_a_plan_becomes_a_folder_and_the_counts_agree(experiment: Experiment, wo
         assert rates is not None
         assert rates.token_rate == pytest.approx(pair.other.ideal_hit_rate, abs=1e-4)
         assert [record.prompt_tokens for record in pair.other.records] == [record.prompt_tokens for record in pair.baseline.records]
-    assert [(pair.n, pair.p, pair.cached_tokens) for pair in results.ttft] == [(200, 150, 150.0)]
+    [pair] = results.ttft
+    assert (pair.n, pair.p, pair.cached_tokens) == (200, 150, 150.0)
+    assert pair.cold_step_s is not None and pair.hit_step_s is not None and pair.hit_server_s is not None
+    assert 0 < pair.hit_step_s < pair.hit_server_s < pair.hit_s
+    assert 0 < pair.cold_step_s < pair.cold_s
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import pytest
 
 from radixserve.config import EngineConfig, ServerConfig
 from radixserve.engine.client import AsyncEngine
+from radixserve.engine.garbage import FULL_COLLECTION_INTERVAL
 from radixserve.engine.link import ProcessLink
 from radixserve.errors import ConfigError, EngineDeadError
 from radixserve.server.serve import LAST_BYTES_TIMEOUT_S, LAST_WORDS_TIMEOUT_S, _bind, run_server
@@ -202,6 +203,9 @@ async def test_sigterm_lets_running_requests_finish_and_refuses_new_ones(server:
     assert await asyncio.gather(*running) == ["abc" * 100] * 5
     assert await server.wait_exit() == 0
     assert is_gone(engine)
+    # what was there at the start is frozen, and full collections are seldom, in both processes
+    words = [line for line in server.log().splitlines() if line.startswith("collector of the ")]
+    assert sorted(words) == [f"collector of the {name}: frozen True, {FULL_COLLECTION_INTERVAL}" for name in ("engine", "server")]
 
 
 @pytest.mark.parametrize("drain_timeout_s", [0.5], indirect=True)

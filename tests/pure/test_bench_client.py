@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from bench.client import RequestFailedError, completion_body, fetch, stream_completion
-from tests.support.bench_servers import CHUNKED, chunk, event, serving, usage
+from bench.client import RequestFailedError, chat_body, completion_body, fetch, stream_completion
+from tests.support.bench_servers import CHUNKED, chunk, delta, event, serving, usage
 
 END = event(usage=usage(5, 3, 2)) + b"data: [DONE]\n\n"
 STREAM = event("a") + event(" bä") + event("", finish="length") + END
@@ -73,6 +73,58 @@ async def test_blank_output_is_counted_by_the_server() -> None:
 
     async with serving(handler) as url:
         assert (await stream_completion(url, completion_body("m", "x", 100))).num_output_tokens == 100
+
+
+USAGE = usage(9, 3, 2)
+ROLE = delta({"role": "assistant", "content": ""})
+LAST = delta({}, finish="length")
+CHATS = {
+    "nobody counts until the end": [ROLE, delta({"content": "a"}), delta({"content": ""}), delta({"content": " bä"}), LAST],
+    "each chunk is counted": [
+        delta({"role": "assistant", "content": ""}, usage=usage(9, 0, 2)),
+        delta({"content": "a"}, usage=usage(9, 1, 2)),
+        delta({"content": " bä"}, usage=usage(9, 3, 2)),
+        delta({}, finish="length", usage=USAGE),
+    ],
+    "the role comes with the first token": [
+        delta({"role": "assistant", "content": "a"}),
+        delta({"content": " b"}),
+        delta({"content": "ä"}),
+    ],
+    "thoughts are tokens": [
+        ROLE,
+        delta({"reasoning_content": "hm"}),
+        delta({"content": "a"}),
+        delta({"content": " bä"}),
+        LAST,
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", CHATS)
+async def test_a_chat(kind: str) -> None:
+    bodies: list[tuple[str, dict[str, Any]]] = []
+
+    async def handler(path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        bodies.append((path, body))
+        writer.write(CHUNKED)
+        for one in (*CHATS[kind], event(usage=USAGE), b"data: [DONE]\n\n"):
+            writer.write(chunk(one))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        writer.write(b"0\r\n\r\n")
+
+    messages = [{"role": "user", "content": "x"}]
+    async with serving(handler) as url:
+        done = await stream_completion(url, chat_body("m", messages, 3, {"seed": None}), "/v1/chat/completions")
+    [(path, body)] = bodies
+    assert (path, body["messages"], body["max_tokens"], body["stream"]) == ("/v1/chat/completions", messages, 3, True)
+    assert body["stream_options"]["include_usage"] and "seed" not in body and "prompt" not in body
+    assert done.text == "a bä"
+    assert (done.num_prompt_tokens, done.num_output_tokens, done.num_cached_tokens) == (9, 3, 2)
+    assert len(done.token_times) == 3
+    # the chunk with only a role is no token
+    assert kind == "the role comes with the first token" or done.ttft > 0.01
 
 
 FAILURES = [

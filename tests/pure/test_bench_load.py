@@ -158,8 +158,6 @@ def test_modes_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
         OpenLoop(**arguments)
     with pytest.raises(ValueError, match="concurrency: expected at least 1, got 0"):
         ClosedLoop(0)
-    with pytest.raises(ValueError, match="expected a completions route"):
-        Target("http://a", path="/v1/chat/completions")
 
 
 async def test_an_open_loop_does_not_wait_for_answers(tmp_path: Path) -> None:

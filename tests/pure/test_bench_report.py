@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from itertools import accumulate
 from pathlib import Path
 
@@ -88,6 +89,26 @@ def test_a_hit_rate_above_the_ideal_is_told() -> None:
 def test_lateness_is_of_requests_that_were_sent() -> None:
     never = dataclasses.replace(record(0.1, (), 0), error="not sent, since a failed: no", sent_s=5.0, scheduled_s=5.0)
     assert overhead_of([record(0.1, (), 0), never], cpu_s=0.2, wall_s=2.0) == Overhead(*[pytest.approx(0.1)] * 3, 0.2, 0.1, 0.2)
+
+
+@pytest.mark.parametrize(
+    ("late_s", "cpu_share", "gc_max_s", "told"),
+    [
+        (0.015, 0.9, 0.015, ""),
+        (0.3, 0.3, 0.28, "SENT LATE: .*; its garbage collector held it for 280.0 ms"),
+        (0.3, 0.95, 0.01, "SENT LATE: .*; it needs more than the core that it has: lower the rate"),
+        (0.3, 0.3, 0.01, "SENT LATE: .*; other work held its core, or the machine stood still"),
+    ],
+)
+def test_a_generator_that_was_the_bottleneck_is_told(late_s: float, cpu_share: float, gc_max_s: float, told: str) -> None:
+    overhead = Overhead(0.001, late_s, late_s, 1.0, cpu_share, 0.001, gc_max_s, core_wait_s=0.5)
+    done = dataclasses.replace(result(2.0, record(0.1, (0.2,), 50)), overhead=overhead)
+    quick = result(2.0, record(0.1, (0.2,), 50))
+    # one run of three is enough
+    text = describe(medians([summarize("x", 1, quick), summarize("x", 2, done), summarize("x", 3, quick)]), 3, 1.0)
+    assert re.search(told, text) if told else "SENT LATE" not in text
+    assert "ready without a core 25.0% of the time" in describe(summarize("x", 1, done), 1, 1.0)
+    assert "without a core" not in describe(summarize("x", 1, quick), 1, 1.0)
 
 
 def test_medians_are_by_field_and_keep_the_unknown() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from bench.load import ClosedLoop, Target, run
 from bench.serving import _main
+from bench.words import Words
 from bench.workloads import WORKLOADS, make_workload
 from tests.support.bench_servers import RadixServer, WholeWords, serving
 from tests.support.word_tokenizer import write_word_tokenizer
@@ -59,6 +60,25 @@ async def test_rates_are_told_apart_without_a_flush(command_line: Any, capsys: p
     assert capsys.readouterr().out.count("token hit rate 98.3 % (ideal 0.0 %: ABOVE IT, so the server knew these prompts from before") == 2
 
 
+async def test_a_chat_is_counted_by_the_server_and_has_no_ideal(
+    command_line: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its template's tokens are in every figure."""
+    records, out = tmp_path / "records.jsonl", tmp_path / "out.jsonl"
+    arguments = ["--workload", "shared-prefix", *SMALL, "--endpoint", "chat", "--concurrency", "1", "--repeats", "1", "--flush"]
+    async with serving(RadixServer(encode=Words(tmp_path / "model").encode).handle) as url:
+        assert await command_line(url, *arguments, "--records", str(records), "--out", str(out)) == 0
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    # 24 tokens of its own, and three of the template
+    assert [(line["prompt_tokens"], line["prompt_len"], line["output_tokens"]) for line in lines] == [(27, None, 3)] * 6
+    summary = json.loads(out.read_text())
+    assert (summary["in_tok"], summary["served_in_tok"], summary["ideal_hit_rate"]) == (6 * 27, 6 * 27, None)
+    assert summary["cached_tok"] == sum(line["cached_tokens"] for line in lines)
+    printed = capsys.readouterr().out
+    assert f"cached prompt tokens {summary['cached_tok']} of 162; " in printed
+    assert "(no ideal: a chat template's tokens are among them)" in printed
+
+
 async def test_a_server_that_refuses(command_line: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def handler(path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 8\r\n\r\ntoo long")
@@ -84,7 +104,9 @@ REFUSED = [
     (["--extra", "[1]"], "argument --extra: expected a JSON object, got '[1]'"),
     (["--extra", "{"], "argument --extra: expected a JSON object, got '{'"),
     (["--concurrency", "0"], "--concurrency: expected at least 1, got 0"),
-    (["--path", "/v1/chat/completions"], "expected a completions route"),
+    (["--path", "/v1/chat/completions"], "--path: expected a route of --endpoint completions, got /v1/chat/completions"),
+    (["--endpoint", "chat", "--path", "/v1/completions"], "--path: expected a route of --endpoint chat, got /v1/completions"),
+    (["--endpoint", "chat", "--send", "ids"], "--send: expected text with --endpoint chat"),
     (["--url", "https://127.0.0.1"], "expected http://HOST:PORT"),
 ]
 

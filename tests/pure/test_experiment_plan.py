@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from bench.experiment.peers import NotInstalledError, resolve_command
+from bench.experiment.check import check_plan
+from bench.experiment.peers import NotInstalledError, resolve_command, resolve_env
 from bench.experiment.plan import Limits, Plan, ServerPlan, load_plan, parse_plan
 from bench.experiment.results import read_results, write_results
+from bench.experiment.runner import own_arguments
 from bench.experiment.tables import PlanError
 from bench.words import Words
 from bench.workloads import make_workload
+from radixserve.cli import make_parser
 from tests.support.recorded_experiment import PLAN, recorded_results
-from tests.support.word_tokenizer import word_tokenizer
+from tests.support.word_tokenizer import word_tokenizer, write_word_tokenizer
 
 PLANS = sorted((Path(__file__).resolve().parents[2] / "bench" / "plans").glob("*.toml"))
 
@@ -66,6 +69,7 @@ def test_a_plan_is_read_with_its_defaults() -> None:
         ({"servers": []}, r"servers: expected at least one \[\[servers\]\], got none"),
         ({"servers__0__flag": []}, r"servers\[0\].flag: unknown key; did you mean flags?"),
         ({"servers__0__health": "health"}, r"servers\[0\].health: expected a path that begins with /, got 'health'"),
+        ({"servers__0__path": "/v1/chat/completions"}, r"servers\[0\].path: expected a completions route .* got '/v1/chat/completions'"),
         ({"servers__0__command": ["x"], "servers__0__flags": ["--y"]}, r"servers\[0\].flags: expected no flags beside a command"),
         ({"servers__0__env": {"A": 1}}, r"servers\[0\].env.A: expected a text, got 1"),
         ({"servers__1__label": "on", "baseline": "on"}, "servers: expected labels that differ, got 'on' twice"),
@@ -105,8 +109,39 @@ def test_a_file_that_is_no_plan_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
 def test_the_plans_that_are_here_can_be_made(path: Path, words: Words) -> None:
-    for load in load_plan(path).loads:
+    plan = load_plan(path)
+    for load in plan.loads:
         assert make_workload(load.workload, words, 1, **load.options).requests
+    for server in plan.servers:
+        if not server.is_peer:
+            make_parser().parse_args(own_arguments(server, plan))  # flags that there are
+
+
+def test_a_dry_run_says_what_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("PEER_X", raising=False)
+    model_dir = write_word_tokenizer(tmp_path / "model")
+    peer = {"label": "peer", "command": ["sh", "-m", "{model_dir}", "{port}"], "env": {"A": "${PEER_X:-}"}}
+    document = {
+        "title": "x",
+        "model_dir": str(model_dir),
+        "flags": ["--max-total-tokens", "4000"],
+        "servers": [{"label": "int8", "flags": ["--quantization", "int8"]}, peer, {"label": "gone", "env": {"A": "${PEER_X}"}}],
+        "baseline": "int8",
+        "loads": [{"workload": "random", "options": {"num_prompts": 3, "input_len": 500}, "rates": [1, 2], "repeats": 2}],
+    }
+    assert check_plan(parse_plan(document)) == [
+        f"int8: radixserve serve --model-path {model_dir} --max-total-tokens 4000 --quantization int8",
+        f"peer: sh -m {model_dir} '{{port}}'",
+        "gone: skipped, the environment variable PEER_X is not set",
+        "random: 3 requests, 1,500 prompt tokens, 4 runs on each server",
+    ]
+    with pytest.raises(PlanError, match="baseline: gone is not installed"):
+        check_plan(parse_plan({**document, "baseline": "gone"}))
+    with pytest.raises(PlanError, match=r"servers \(int8\): flags that radixserve serve does not take"):
+        check_plan(parse_plan({**document, "flags": ["--max-total-token", "4000"]}))
+    assert "unknown argument --max-total-token; did you mean --max-total-tokens?" in capsys.readouterr().err
+    with pytest.raises(PlanError, match=r"loads\[0\] \(random\): workload random: expected an option"):
+        check_plan(parse_plan({**document, "loads": [{"workload": "random", "options": {"length": 1}, "concurrency": 1}]}))
 
 
 def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
@@ -124,6 +159,10 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
         assert (one.counters, one.samples, one.ideal_by_group) == (pytest.approx(two.counters), two.samples, two.ideal_by_group)
     write_results(read, path)
     assert path.read_text() == text
+    # an ideal of 0.738461... is shown as 73.8 %, as the equal hit rate is; rounded here it would be 73.9 %
+    precise = dataclasses.replace(written.runs[0], ideal_hit_rate=4608 / 6240, ideal_by_group={"g": 1 / 3})
+    write_results(dataclasses.replace(written, runs=(precise,)), path)
+    assert (read_results(path).runs[0].ideal_hit_rate, read_results(path).runs[0].ideal_by_group) == (4608 / 6240, {"g": 1 / 3})
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda path: path.stem)
@@ -156,4 +195,6 @@ def test_a_peer_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(NotInstalledError, match=r"nowhere/bin/x is not on the PATH"):
         resolve_command(ServerPlan("x", command=("${PEER_X}/bin/x",)), "model")
     command = resolve_command(ServerPlan("x", command=("sh", "{model_dir}/${PEER_X}", "--port", "{port}")), "model")
+    peer = ServerPlan("x", env={"A": "${PEER_X:-other}", "B": "${PEER_Y:-other}", "C": "${PEER_Y:-}", "D": "{model_dir}"})
+    assert resolve_env(peer, "model") == {"A": "nowhere", "B": "other", "C": "", "D": "model"}
     assert command == ["sh", "model/nowhere", "--port", "{port}"]

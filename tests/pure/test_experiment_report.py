@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_first_screen_tells_ratio_hit_rate_and_time() -> None:
     ratio, hits, time = cards(recorded_results())
     assert (ratio.value, ratio.label) == ("2.30x", "as fast as off on shared")
-    assert ratio.note == "2 pairs, 2.20 to 2.40; 1 / (1 - h f) allows 2.50x: 92 % of what can be had"
+    assert ratio.note == "2 pairs of runs, 2.20 to 2.40; saving prefill alone allows 2.50x: 92 % of that was reached"
     assert (hits.value, hits.note) == ("80.0 %", "ideal 80.0 %, so 100.0 % of what could be re-used")
     assert (time.value, time.label) == ("-67 %", "time spent on prefill, shared")
     assert "decode, which no tree can save, 0.99 s to 0.89 s" in time.note
@@ -35,8 +35,9 @@ def test_the_first_screen_tells_ratio_hit_rate_and_time() -> None:
 def test_what_the_sentences_say() -> None:
     said = "\n".join(sentences(recorded_results()))
     assert "`random`: nothing is shared, so there is nothing to gain: 1.00x as fast as off." in said
-    assert "Prefill is 75 % of off's step time, which allows 2.50x; measured 2.30x (2.20 to 2.40) as fast as off, 92 % of the bound" in said
-    assert "250 ms instead of 1,000 for 800 of 1,000 tokens: 1.25 to 1.25 times the floor" in said
+    assert "Prefill is 75 % of off's step time, so saving that part of it allows at most 2.50x; measured 2.30x (2.20 to 2.40)" in said
+    assert "250 ms instead of 1,000 for 800 of 1,000 tokens. Beside a cold prompt that is 1.25 times the least" in said
+    assert "The engine's steps alone are at 1.11; the rest is fixed cost" in said
     assert "on sustains 2 requests/s and off sustains 1 requests/s (of the rates tried: 1, 2)" in said
     assert "**What changes belongs at the end of a prompt.**" in said
     assert "100 tokens evicted and 0 requests put back to wait in 8 runs of on." in said
@@ -53,7 +54,7 @@ def test_a_ratio_above_its_bound_is_not_called_a_success() -> None:
     results = recorded_results()
     runs = tuple(dataclasses.replace(one, wall_s=1.0) if (one.load, one.server) == ("shared", "on") else one for one in results.runs)
     fast = dataclasses.replace(results, runs=runs)
-    assert cards(fast)[0].note == "2 pairs, 4.40 to 4.80; 1 / (1 - h f) allows 2.50x: more than that, see below"
+    assert cards(fast)[0].note == "2 pairs of runs, 4.40 to 4.80; saving prefill alone allows 2.50x: more than that, see below"
     assert "decode took 0.89 s instead of 0.99 s as well" in "\n".join(sentences(fast))
     name = "radixserve_decode_step_seconds_total"
     runs = tuple(dataclasses.replace(one, counters={**one.counters, name: 1.0}) for one in fast.runs)
@@ -171,6 +172,50 @@ def test_lateness_is_of_open_loops_alone() -> None:
     runs = [late if late.rate is None else one for late, one in zip(runs, results.runs)]
     text = to_markdown(blocks_of(dataclasses.replace(results, runs=tuple(runs)), {}))
     assert "The generator sent open-loop requests 0.0 ms (p50) to 0.0 ms (most) after their time." in text
+
+
+def test_every_server_is_compared_in_words() -> None:
+    """A third server, a quarter slower than on, and one repeat of everything."""
+    results = recorded_results()
+    first = [one for one in results.runs if one.repeat == 0]
+    third = [dataclasses.replace(one, server="int8", wall_s=one.wall_s * 1.25) for one in first if one.server == "on"]
+    servers = (*results.servers, dataclasses.replace(results.servers[0], label="int8"))
+    plan_servers = (*results.plan.servers, dataclasses.replace(results.plan.servers[0], label="int8", about="another model"))
+    loads = tuple(dataclasses.replace(load, repeats=1) for load in results.plan.loads)
+    plan = dataclasses.replace(results.plan, servers=plan_servers, loads=loads)
+    more = dataclasses.replace(results, plan=plan, servers=servers, runs=(*first, *third))
+    text = to_markdown(blocks_of(more, {}))
+    assert "On, off and int8 ran in turn on the same prompts: each load once, caches emptied" in text
+    assert "one pair of runs; saving prefill alone" in text
+    assert "| int8 | 0.1.0 | `radixserve serve`; another model |" in text
+    ratios = re.findall(r"- `shared`: .*measured ([0-9.]+)x .* That was on; beside it int8 ([0-9.]+)x\.", text)
+    assert [float(on) for on, _ in ratios] == [pytest.approx(1.25 * float(int8), abs=0.01) for _, int8 in ratios] != []
+    assert "beside it" not in to_markdown(blocks_of(results, {}))
+
+
+def test_a_generator_that_was_late_is_said() -> None:
+    results = recorded_results()
+    runs = [
+        dataclasses.replace(one, records=tuple(dataclasses.replace(r, scheduled_s=r.sent_s - 0.3) for r in one.records))
+        if one.rate is not None
+        else one
+        for one in results.runs
+    ]
+    text = to_markdown(blocks_of(dataclasses.replace(results, runs=tuple(runs)), {}))
+    assert "requests 300 ms (p50) to 300 ms (most) after their time: **it was a bottleneck, so arrivals were not quite those" in text
+    on_time = [dataclasses.replace(one, records=tuple(dataclasses.replace(r, scheduled_s=r.sent_s) for r in one.records)) for one in runs]
+    assert "bottleneck" not in to_markdown(blocks_of(dataclasses.replace(results, runs=tuple(on_time)), {}))
+
+
+def test_where_the_time_to_a_hits_first_token_goes() -> None:
+    """250 ms: 200 in the step, 30 elsewhere in the server, 20 outside; a server that does not tell has no such table."""
+    results = recorded_results()
+    text = to_markdown(blocks_of(results, {}))
+    assert "| 1,000 | 800 | 200 | 30.0 | 20.0 | 1.11 |" in text
+    untold = dataclasses.replace(results, ttft=tuple(dataclasses.replace(pair, hit_step_s=None) for pair in results.ttft))
+    text = to_markdown(blocks_of(untold, {}))
+    assert "of the steps alone" not in text
+    assert "The engine's steps alone" not in text
 
 
 def test_text_is_shown_as_it_is(tmp_path: Path) -> None:

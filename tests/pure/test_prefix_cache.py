@@ -8,8 +8,9 @@ import pytest
 from radixserve.core import BASE_NAMESPACE as BASE
 from radixserve.core import Namespace
 from radixserve.tree.disabled_cache import DisabledCache
+from radixserve.tree.page_path import PagePath
 from radixserve.tree.page_pool import PagePool
-from radixserve.tree.prefix_cache import PageCache, PagePath, PrefixCache
+from radixserve.tree.prefix_cache import PageCache, PrefixCache
 from tests.pure.helpers import ints
 
 
@@ -196,6 +197,26 @@ def test_what_the_watcher_does_is_not_the_trees_time() -> None:
     cache.flush(201)
     assert watcher.num_told == 6
     assert 0 < cache.seconds < 0.05
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("kind", [PrefixCache, DisabledCache])
+def test_pages_for_a_whole_step_are_those_that_one_after_the_other_would_get(kind: type[PrefixCache], page_size: int) -> None:
+    def writes(at_once: bool) -> list[tuple[int, list[int]] | None]:
+        cache = kind(40, page_size)
+        run(cache, ints(range(30 * page_size)), 1)  # with a tree: some of it has to be evicted
+        paths = [cache.lock(cache.match(BASE, ints(500 + index), 0), 2) for index in range(4)]
+        wanted = list(zip(paths, (3 * page_size, 0, 5 * page_size - page_size // 2, 6 * page_size), strict=True))
+        cache.reserve(paths[3], 2 * page_size, 2)
+        if isinstance(cache, PrefixCache) and not at_once:
+            cache.make_room(12, 3)
+        found = cache.reserve_all(wanted, 3) if at_once else [cache.reserve(path, num_tokens, 3) for path, num_tokens in wanted]
+        cache.check_account(paths)
+        return [write and (write.first_page, list(write.page_ids)) for write in found]
+
+    together = writes(True)
+    assert [write and (write[0], len(write[1])) for write in together] == [(0, 3), None, (0, 5), (2, 4)]
+    assert together == writes(False)
 
 
 @pytest.mark.parametrize("page_size", [1, 4])

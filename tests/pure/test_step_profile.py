@@ -5,7 +5,7 @@ from array import array
 from radixserve.core import ScheduledBatch, ScheduledRow, StepTimes
 from radixserve.engine.step_profile import PARTS, StepProfile
 
-TIMES = StepTimes(0.001, 0.010, 0.002, attention_s=0.003, products_s=0.004, row_ops_s=0.001, head_s=0.0005)
+TIMES = StepTimes(0.001, 0.010, 0.002, attention_s=0.003, products_s=0.004, row_ops_s=0.001, head_s=0.0005, wait_s=0.0015)
 
 
 def batch_of(step: int, *rows: ScheduledRow) -> ScheduledBatch:
@@ -31,8 +31,9 @@ def test_the_table_comes_with_the_last_step_and_adds_up() -> None:
     assert abs(sum(ms[name] for name, _ in PARTS) - 22.5) < 0.02
     assert ms["between steps (send, receive)"] == 2.5
     assert ms["rest of forward"] == 1.5
-    assert ms["rest of step"] == 4.0
-    assert abs(ms["outside of kernels"] - (22.5 - 8.5)) < 0.02
+    assert ms["wait for the device"] == 1.5 and ms["build batch, plan"] == 1.0
+    assert ms["rest of step"] == 2.5
+    assert abs(ms["outside of kernels"] - (22.5 - 8.5 - 1.5)) < 0.02
 
 
 def test_no_steps_no_table() -> None:

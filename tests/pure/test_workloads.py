@@ -250,13 +250,17 @@ def test_conversations_of_a_file(words: Words, small: dict[str, dict[str, Any]])
     three = [request for request in load.requests if ".t" in request.id]
     assert [request.output_len for request in three] == [2, 2, 2]
     assert [words.text(part) for part in three[2].parts if not isinstance(part, AnswerOf)] == ["bab beb\n"] + ["\nbab beb\n"] * 2
-    assert make_workload("sharegpt", words, 1, path=small["sharegpt"]["path"], max_turns=1, output_len=9).num_requests == 3
+    assert make_workload("sharegpt", words, 1, path=small["sharegpt"]["path"], max_turns=1, output_len=9).num_requests == 4
 
 
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([{"conversations": [{"from": "human", "value": None}]}], "chats.json, entry 0: expected conversations of .*got .*None"),
+        ([{"conversations": [{"from": "human", "value": 3}]}], "chats.json, entry 0: expected conversations of .*got .*3"),
+        ([{"conversations": [{"from": "human"}]}], "chats.json, entry 0: expected conversations of .*got .*human"),
+        ([{"conversations": [{"value": "x"}]}], "chats.json, entry 0: expected conversations of .*got .*value"),
+        ([{"conversations": ["x"]}], "chats.json, entry 0: expected conversations of .*got .*x"),
+        ([{"conversations": [{"from": "human", "value": None}]}], "expected a conversation of at most 2048 tokens, got none"),
         ([{"conversations": []}, {"conversations": None}], "chats.json, entry 1: expected conversations of .*got None"),
         ([{"messages": []}], "expected objects with conversations, got one of messages"),
         ({"a": 1}, "expected a list of objects, got dict"),
@@ -267,6 +271,56 @@ def test_files_that_hold_no_conversations(entries: Any, message: str, words: Wor
     (tmp_path / "chats.json").write_text(json.dumps(entries))
     with pytest.raises(ValueError, match=message):
         make_workload("sharegpt", words, 1, path=str(tmp_path / "chats.json"))
+
+
+def turns(text: str) -> list[dict[str, str | None]]:
+    """Turns as a file has them: "human a" for one of a person that says a; "-" for null."""
+    return [{"from": who, "value": None if said == "-" else said} for who, _, said in (one.partition(" ") for one in text.split(", "))]
+
+
+@pytest.mark.parametrize(
+    ("entry", "pairs"),
+    [
+        ({"conversations": turns("human bab, gpt beb, human bib, gpt bob")}, ["bab", "bib"]),
+        ({"conversations": turns("user bab, assistant beb, user bib, assistant bob")}, ["bab", "bib"]),
+        ({"conversation": [{"role": "user", "content": "bab"}, {"role": "assistant", "content": "beb"}]}, ["bab"]),
+        ({"id": "x_2", "conversations": turns("gpt bab, human beb, chatgpt bib")}, ["beb"]),
+        ({"conversations": turns("system bob, human bab, gpt beb, human bib, gpt bab")}, ["bob\nbab", "bib"]),
+        ({"conversations": turns("system -, human bab, gpt beb")}, ["bab"]),
+        ({"conversations": turns("system bob, gpt bib, human bab, gpt beb")}, ["bob\nbab"]),
+        ({"conversations": turns("human bab, gpt beb, human bib")}, ["bab"]),
+        ({"conversations": turns("human bab, gpt beb, human -, gpt bob")}, ["bab"]),
+        ({"conversations": turns("human bab, gpt beb, human bib, gpt  ")}, ["bab"]),
+        ({"conversations": turns("human bab, gpt beb, human bib, human bob, gpt bab")}, ["bab"]),
+        ({"conversations": turns("human bab, gpt beb, human bib, function_call bob, observation beb, gpt bab")}, ["bab"]),
+        ({"conversations": turns("human bab, gpt beb, system bob, human bib, gpt bab")}, ["bab"]),
+        ({"conversations": [{"from": "human", "value": "bab", "markdown": None}, {"from": "GPT", "value": "beb"}]}, ["bab"]),
+        ({"conversations": []}, []),
+        ({"conversations": turns("gpt bab")}, []),
+        ({"conversations": turns("gpt bab, gpt beb, human bib, gpt bob")}, []),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("is_lines", [False, True])
+def test_what_conversations_of_files_are(entry: Any, pairs: list[str], is_lines: bool, words: Words, tmp_path: Path) -> None:
+    path, good = tmp_path / "chats.json", {"conversations": turns("human dab, gpt dab")}
+    path.write_text("\n\n".join(map(json.dumps, (entry, good))) if is_lines else json.dumps([entry, good]))
+    load = make_workload("sharegpt", words, 1, path=str(path))
+    questions = [words.text(request.parts[-1]).strip() for request in load.requests]
+    assert [one for one in questions if one != "dab"] == pairs
+    assert len(questions) == len(pairs) + 1
+
+
+def test_questions_alone_are_asked_where_the_length_of_an_answer_is_given(words: Words, tmp_path: Path) -> None:
+    path = tmp_path / "chats.json"
+    path.write_text(json.dumps([{"conversations": turns("human bab, gpt ")}, {"conversations": turns("human beb, gpt bib, human bob")}]))
+    questions = {
+        output_len: sorted(
+            words.text(request.parts[-1]).strip()
+            for request in make_workload("sharegpt", words, 1, path=str(path), output_len=output_len).requests
+        )
+        for output_len in (0, 3)
+    }
+    assert questions == {0: ["beb"], 3: ["bab", "beb", "bob"]}
 
 
 def test_no_more_conversations_are_read_than_asked_for(small: dict[str, dict[str, Any]], tmp_path: Path) -> None:

@@ -26,6 +26,11 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
+def delta(content: dict[str, Any], finish: str | None = None, usage: dict[str, Any] | None = None) -> bytes:
+    """One event of a chat."""
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": content, "finish_reason": finish}], "usage": usage}).encode() + b"\n\n"
+
+
 def event(
     text: str | None = None, finish: str | None = None, usage: dict[str, Any] | None = None, token_ids: list[int] | None = None
 ) -> bytes:
@@ -57,11 +62,22 @@ class WholeWords:
         return [int(word[1:]) for word in text.split()]
 
 
-class RadixServer:
-    """Answers with made-up words and tells as cached what an unlimited store of prefixes at page size 1 holds."""
+TEMPLATE_BEGIN = {"user": 9_001, "assistant": 9_002}
+TEMPLATE_END = 9_003
 
-    def __init__(self, gives_token_ids: bool = True) -> None:
+
+def chat_prompt(messages: list[dict[str, str]], encode: Callable[[str], list[int]]) -> list[int]:
+    """A template's work: a token before and after each message, and one more that asks for the answer."""
+    turns = [[TEMPLATE_BEGIN[one["role"]], *encode(one["content"]), TEMPLATE_END] for one in messages]
+    return [token for turn in turns for token in turn] + [TEMPLATE_BEGIN["assistant"]]
+
+
+class RadixServer:
+    """Answers completions and chats with made-up words, and tells as cached what an unlimited store of prefixes at page size 1 holds."""
+
+    def __init__(self, gives_token_ids: bool = True, encode: Callable[[str], list[int]] | None = None) -> None:
         self.gives_token_ids = gives_token_ids
+        self._encode = encode or WholeWords().encode
         self.known: set[int] = set()
         self.num_running = self.max_running = self.num_flushes = self.num_answers = 0
         self.cached_tokens = 0
@@ -78,7 +94,9 @@ class RadixServer:
             return
         self.num_running += 1
         self.max_running = max(self.max_running, self.num_running)
-        prompt = body["prompt"] if isinstance(body["prompt"], list) else WholeWords().encode(body["prompt"])
+        is_chat = path.endswith("/chat/completions")
+        asked = chat_prompt(body["messages"], self._encode) if is_chat else body["prompt"]
+        prompt = asked if isinstance(asked, list) else self._encode(asked)
         self.prompts.append(prompt)
         self.num_answers += 1
         answer = [1_000_000 + 1000 * self.num_answers + i for i in range(body["max_tokens"])]
@@ -89,10 +107,11 @@ class RadixServer:
         cached = next((i for i, link in enumerate(links[: len(prompt)]) if link not in self.known), len(prompt) - 1)
         self.known.update(links)
         self.cached_tokens += cached
-        writer.write(CHUNKED)
+        writer.write(CHUNKED + (chunk(delta({"role": "assistant", "content": ""})) if is_chat else b""))
         for token in answer:
-            asked = self.gives_token_ids and body.get("return_token_ids")
-            writer.write(chunk(event(f" w{token}", token_ids=[token] if asked else None)))
+            gives_ids = self.gives_token_ids and body.get("return_token_ids")
+            said = delta({"content": f" w{token}"}) if is_chat else event(f" w{token}", token_ids=[token] if gives_ids else None)
+            writer.write(chunk(said))
         await asyncio.sleep(0.002)
         writer.write(chunk(event(usage=usage(len(prompt), len(answer), cached)) + b"data: [DONE]\n\n") + b"0\r\n\r\n")
         self.num_running -= 1

@@ -1,8 +1,9 @@
 """The real server (uvicorn, signals, drain) over real engine processes that hold an EchoEngine.
 
-Arguments: model directory, seconds per step, drain timeout in seconds.
+At its end it says how its collector of cycles was set. Arguments: model directory, seconds per step, drain timeout in seconds.
 """
 
+import gc
 import sys
 from functools import partial
 
@@ -14,4 +15,6 @@ if __name__ == "__main__":
     model_dir, step_s, drain_timeout_s = sys.argv[1:]
     make_link = partial(ProcessLink, (sys.executable, "-m", "tests.support.echo_engine_main", step_s))
     server_config = ServerConfig(port=0, drain_timeout_s=float(drain_timeout_s))
-    sys.exit(run_server(EngineConfig(model_path=model_dir), server_config, make_link=make_link))
+    status = run_server(EngineConfig(model_path=model_dir), server_config, make_link=make_link)
+    print(f"collector of the server: frozen {gc.get_freeze_count() > 10_000}, {gc.get_threshold()[2]}", file=sys.stderr)
+    sys.exit(status)

@@ -6,6 +6,7 @@ import math
 import types
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 
 LN2 = math.log(2.0)
 HALF = (torch.bfloat16, torch.float16)
+FP8 = torch.float8_e4m3fn
 Kernel = Callable[[Callable[[], None]], None]
 
 
@@ -63,10 +65,10 @@ class Reference:
 
     def _module(self, backend: str, q: Any, kv: Any, out: Any, index: Any, d_qk: int, d_vo: int, *variant: Any) -> Any:
         assert backend == "fa2"
-        assert q == kv == out and q in self.dtypes, (q, kv, out)
+        assert q == out and kv in (q, FP8) and q in self.dtypes, (q, kv, out)
         assert index == torch.int32, index
         assert variant == (0, False, False, False), "a module of its own, compiled while serving"
-        return types.SimpleNamespace(plan=self._plan, paged_run=self._paged_run)
+        return types.SimpleNamespace(plan=self._plan, paged_run=partial(self._paged_run, kv))
 
     def _plan(
         self,
@@ -111,6 +113,7 @@ class Reference:
 
     def _paged_run(
         self,
+        kv_dtype: torch.dtype,
         float_workspace: torch.Tensor,
         int_workspace: torch.Tensor,
         plan_info: list[int],
@@ -132,14 +135,15 @@ class Reference:
         plan = self.plans[plan_info[0]]
         assert mask_mode == int(plan.is_causal) and layout == 0 and window_left == -1
         assert q.shape[1] == plan.num_heads and k.shape[2] == plan.num_kv_heads and k.shape[1] == plan.page_size
-        assert q.dtype == k.dtype == v.dtype == out.dtype and q.dtype in self.dtypes
+        assert q.dtype == out.dtype and k.dtype == v.dtype == kv_dtype and q.dtype in self.dtypes
         assert q.stride(-1) == 1 and out.is_contiguous() and out.shape == q.shape, "rows of out lie side by side"
         assert k.stride() == v.stride() and k.is_contiguous(), "unequal strides are another module"
         assert lse is None or (lse.dtype == torch.float32 and lse.shape == q.shape[:2])
         for table in (qo_indptr, kv_indptr, kv_indices, last_page_len):
             assert table.dtype == torch.int32 and table.is_contiguous() and table.device == q.device
         scale = rest[7]
-        assert rest[6] == 0.0, "no soft cap"
+        assert rest[6] == 0.0 and math.isclose(scale, q.shape[2] ** -0.5), "no soft cap; K counts as it is stored"
+        assert rest[8:11] == (None, None, None), "scales of q, k and v are for a q of 8 bits"
         tables = qo_indptr, kv_indptr, kv_indices, last_page_len
         # plans of one graph come after its capture too: what is held against tables is the last one of this wrapper
         self.on_kernel(lambda: self._attend(tables, q, k, v, out, lse, mask_mode == 1, scale))
@@ -168,7 +172,7 @@ class Reference:
             first, end = int(qo_indptr[row]), int(qo_indptr[row + 1])
             pages = kv_indices[int(kv_indptr[row]) : int(kv_indptr[row + 1])].long()
             n = (len(pages) - 1) * page_size + int(last_page_len[row])
-            keys, values = (pool[pages].flatten(0, 1)[:n].double() for pool in (k, v))
+            keys, values = (_take(pool, pages).flatten(0, 1)[:n].double() for pool in (k, v))
             rows, weights = _softmax_rows(q[first:end].double(), keys, values, is_causal, scale)
             out[first:end] = rows.to(out.dtype)
             if lse is not None:
@@ -187,6 +191,31 @@ class Reference:
             s.copy_(top + torch.log2(one + two))
 
         self.on_kernel(launch)
+
+
+def _take(pool: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
+    if pool.dtype != FP8:
+        return pool[pages]
+    # of all 256 numbers by their bits: sign, exponent of 4 bits around 7, fraction of 3; all ones are NaN
+    return fp8_numbers()[pool.view(torch.uint8)[pages].long()]
+
+
+def fp8_numbers() -> torch.Tensor:
+    """[256] float64: what each byte stands for, by the format's definition, not by torch's casts."""
+    exponents, fractions = torch.arange(128, dtype=torch.float64) // 8, torch.arange(128, dtype=torch.float64) % 8
+    numbers = torch.where(exponents == 0, fractions / 8 * 2.0**-6, (1 + fractions / 8) * 2.0 ** (exponents - 7))
+    numbers[127] = math.nan
+    return torch.cat([numbers, -numbers])
+
+
+def nearest_fp8(values: torch.Tensor) -> torch.Tensor:
+    """float64: for each the nearest that there is, an even fraction where two are; the largest for all beyond it."""
+    numbers = fp8_numbers()[:127]
+    size = values.double().abs().clamp(max=float(numbers[-1]))
+    above = torch.searchsorted(numbers, size).clamp(min=1)
+    low, high = numbers[above - 1], numbers[above]
+    is_high = (high - size < size - low) | ((high - size == size - low) & (above % 2 == 0))
+    return torch.where(is_high, high, low).copysign(values.double())
 
 
 def _softmax_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,6 +1,7 @@
 """A server that answers at once, for measuring who asks: `python -m tests.support.null_server NUM_TOKENS` prints its address.
 
-Each answer is the same stream of NUM_TOKENS chunks with usage, written in one piece; the connection stays open only as long as asked.
+Each answer is the same stream of NUM_TOKENS chunks with usage, written in one piece: of completions, or of a chat on a chat's route. The
+connection stays open only as long as asked.
 """
 
 import asyncio
@@ -13,12 +14,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def completion_stream(num_tokens: int) -> bytes:
+def completion_stream(num_tokens: int, is_chat: bool = False) -> bytes:
     """A whole answer with its head."""
     events = []
-    for count in range(1, num_tokens + 1):
+    # a chat begins with a chunk that has no token
+    for count in range(0 if is_chat else 1, num_tokens + 1):
         usage = {"prompt_tokens": 64, "completion_tokens": count, "prompt_tokens_details": {"cached_tokens": 0}}
-        choice = {"index": 0, "text": " word", "finish_reason": "length" if count == num_tokens else None}
+        delta = {"content": " word"} if count else {"role": "assistant", "content": ""}
+        said = {"delta": delta} if is_chat else {"text": " word"}
+        choice = {"index": 0, **said, "finish_reason": "length" if count == num_tokens else None}
         events.append(b"data: " + json.dumps({"choices": [choice], "usage": usage}).encode() + b"\n\n")
     events.append(b"data: [DONE]\n\n")
     chunks = b"".join(f"{len(event):x}\r\n".encode() + event + b"\r\n" for event in events) + b"0\r\n\r\n"
@@ -28,8 +32,8 @@ def completion_stream(num_tokens: int) -> bytes:
 class _Connection(asyncio.Protocol):
     """Waits for the whole body, as Content-Length says, then answers and closes."""
 
-    def __init__(self, answer: bytes) -> None:
-        self._answer = answer
+    def __init__(self, completion: bytes, chat: bytes) -> None:
+        self._completion, self._chat = completion, chat
         self._received = b""
         self._expected = -1
 
@@ -44,14 +48,16 @@ class _Connection(asyncio.Protocol):
             _, _, length = head.partition(b"content-length:")
             self._expected = end + 4 + int(length.split(b"\r\n")[0] or 0)
         if 0 <= self._expected <= len(self._received):
-            is_metrics = self._received.startswith(b"GET ")
-            self._transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n" if is_metrics else self._answer)
+            if self._received.startswith(b"GET "):  # /metrics
+                self._transport.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+            else:
+                self._transport.write(self._chat if self._received.startswith(b"POST /v1/chat/") else self._completion)
             self._transport.close()
 
 
 async def _main(num_tokens: int) -> None:
-    answer = completion_stream(num_tokens)
-    server = await asyncio.get_running_loop().create_server(lambda: _Connection(answer), "127.0.0.1", 0, backlog=2048)
+    answers = completion_stream(num_tokens), completion_stream(num_tokens, is_chat=True)
+    server = await asyncio.get_running_loop().create_server(lambda: _Connection(*answers), "127.0.0.1", 0, backlog=2048)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 

@@ -145,5 +145,5 @@ def recorded_results() -> Results:
         {"processor": "a slide rule", "packages": "radixserve 0.1.0"},
         (ServerInfo("on", "radixserve serve", "0.1.0"), ServerInfo("off", "radixserve serve --disable-radix-cache", "0.1.0")),
         tuple(runs),
-        (TtftResult(1000, 800, 5, cold_s=1.0, hit_s=0.25, cached_tokens=800.0, floor=0.2),),
+        (TtftResult(1000, 800, 5, 1.0, 0.25, cached_tokens=800.0, floor=0.2, cold_step_s=0.9, hit_step_s=0.2, hit_server_s=0.23),),
     )

@@ -174,6 +174,7 @@ class PromptTree:
             node.chain.remove_last()
             self._leave_tour(node)
             self._follower.node_removed(node)
+            node.ranks = ()
             node = parent
         if node.parent is not None and not node.requests and len(node.children) == 1:
             node = self._join(node)
@@ -191,6 +192,7 @@ class PromptTree:
         upper.chain.join(upper, lower)
         self._leave_tour(upper)
         self._follower.node_joined(upper, lower)
+        upper.ranks = ()
         return lower
 
     def _leave_tour(self, node: PromptNode) -> None:

@@ -99,6 +99,8 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
     )
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name, decoder.linear_backend)
     logger.debug(info.banner())
+    if sentence := info.about_small_pool():
+        logger.warning(sentence)
     if workers is None:
         pipeline = Overlapped(runner.launch) if config.overlap_schedule == "on" else None
         return Engine(config, info, scheduler, runner, pipeline=pipeline)
@@ -161,6 +163,11 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         raise ConfigError("--mem-fraction-static is for a GPU; on a CPU give --max-total-tokens")
     if config.cuda_graph_max_bs != EngineConfig().cuda_graph_max_bs and (config.disable_cuda_graph or config.tp_size > 1):
         raise ConfigError("--cuda-graph-max-bs: there are no graphs with --disable-cuda-graph, and none with --tp-size above 1")
+    if config.random_seed and config.load_format != "dummy":
+        raise ConfigError(
+            f"--random-seed: it is the seed of dummy weights, expected --load-format dummy with it, got {config.load_format}; "
+            "sampling takes the field seed of a request"
+        )
     if config.tp_size > 1:
         config = _resolve_ranks(config, model, device)
     if config.deterministic:
@@ -286,4 +293,6 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
         chunked_prefill_size=config.scheduler.chunked_prefill_size,
         tp_size=config.tp_size,
         kv_cache_dtype=config.cache.kv_cache_dtype,
+        radix_eviction_policy=config.cache.radix_eviction_policy,
+        overlap_schedule=config.overlap_schedule,
     )

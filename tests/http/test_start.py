@@ -64,9 +64,13 @@ def test_log_level_holds_in_both_processes(tmp_path: Path) -> None:
         with open(tmp_path / level, "w") as log:
             servers[level] = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
-        for process in servers.values():
+        for level, process in servers.items():
             assert process.stdout is not None
-            url = next(found[1] for line in process.stdout if (found := re.match(r"radixserve is ready on (\S+)", line)))
+            told: list[str] = []
+            while not (found := re.match(r"radixserve is ready on (\S+)", told[-1] if told else "")):
+                told.append(next(process.stdout))
+            assert len(told) == (3 if level == "info" else 1)
+            url = found[1]
             assert httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 2}, timeout=30).status_code == 200
             process.terminate()
             assert process.wait(20) == 0

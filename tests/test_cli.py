@@ -54,7 +54,6 @@ def test_every_field_is_a_flag_with_help(capsys: pytest.CaptureFixture[str]) -> 
         ("serve --disable-radix-cach", "unknown argument --disable-radix-cach; did you mean --disable-radix-cache?"),
         ("serve --max-run 3", "unknown argument --max-run\n"),
         ("serve --enable-radix-cache", "unknown argument --enable-radix-cache\n"),  # the nearest spelling is its opposite
-        ("serve --kv-cache-dtyp auto", "unknown argument --kv-cache-dtyp\n"),
         ("serve --tp 2", "unknown argument --tp; here it is --tp-size\n"),
         ("serve --max-model-len=4096", "unknown argument --max-model-len=4096; here it is --context-length\n"),
         ("serve --max-num-seqs 8", "; here it is --max-running-requests\n"),

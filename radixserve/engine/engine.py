@@ -89,7 +89,7 @@ class Engine:
         if not 0 < ttl_s <= MAX_PIN_TTL_S:  # NaN too
             raise InvalidRequestError(f"ttl_s: expected a number of seconds in (0, {MAX_PIN_TTL_S:g}], got {ttl_s}", param="ttl_s")
         if self.config.cache.disable_radix_cache or not self.config.cache.max_pinned_fraction:
-            why = "without a prefix cache" if self.config.cache.disable_radix_cache else "at --max-pinned-fraction 0"
+            why = "with --disable-radix-cache" if self.config.cache.disable_radix_cache else "at --max-pinned-fraction 0"
             raise UnsupportedFieldError(f"cache_control: nothing can be pinned {why}", param="cache_control")
 
     def abort(self, request_id: str) -> None:

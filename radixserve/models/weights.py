@@ -5,6 +5,7 @@ several reads no more than its parts (models/sharding.py). Names and shapes must
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +19,9 @@ from radixserve.models.decoder import Decoder, DecoderWeights, LayerWeights
 from radixserve.models.packed_decoder import PackedDecoder, can_pack
 from radixserve.models.rank_group import RankGroup
 from radixserve.models.sharding import shard_config, vocab_rows
+from radixserve.native.library import loaded_library
 
+logger = logging.getLogger(__name__)
 INDEX_NAME = "model.safetensors.index.json"
 DUMMY_STD = 0.02
 
@@ -50,12 +53,16 @@ def load_decoder(
     Raises WeightError naming a tensor that is missing, superfluous or of the wrong shape, ConfigError where "native" or "int8" cannot be.
     """
     is_packed = linear_backend != "torch" and group is None and can_pack(config, dtype, device)
+    needs = (
+        "expected a CPU with AVX-512 (and AVX512-BF16 for bfloat16), a C++ compiler, float32 or bfloat16 and "
+        f"even widths; got {dtype} on {device}" + (f" and {group.size} ranks" if group else "")
+    )
     if (linear_backend == "native" or quantization != "none") and not is_packed:
         flag = "--linear-backend native" if quantization == "none" else f"--quantization {quantization}"
-        raise ConfigError(
-            f"{flag}: expected a CPU with AVX-512 (and AVX512-BF16 for bfloat16), a C++ compiler, float32 or bfloat16 and "
-            f"even widths; got {dtype} on {device}" + (f" and {group.size} ranks" if group else "")
-        )
+        raise ConfigError(f"{flag}: {needs}")
+    # of a library that cannot be built, native/library.py has said so
+    if linear_backend == "auto" and not is_packed and device.type == "cpu" and (dtype == torch.float16 or loaded_library()):
+        logger.warning("linears run on plain torch, slower than native ones: %s", needs)
     with torch.inference_mode():
         new = _Allocator(dtype, device, group)
         weights, slots = _allocate(shard_config(config, group.size) if group else config, new), new.slots

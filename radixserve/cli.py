@@ -145,9 +145,11 @@ def _generate(args: argparse.Namespace) -> int:
     from radixserve.engine.llm import LLM
 
     sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed).validate()
-    for piece in LLM.from_config(config).stream(args.prompt, sampling):
+    llm = LLM.from_config(config)
+    for piece in llm.stream(args.prompt, sampling):
         print(piece, end="", flush=True)
     print()
+    llm.engine.close()
     return 0
 
 

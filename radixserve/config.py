@@ -212,7 +212,9 @@ class EngineConfig(_Checked):
     )
     random_seed: int = option(0, "seed of dummy weights (--load-format dummy); sampling takes the field seed of a request", low=0)
     decode_log_interval: int = option(40, "log one line every so many decode steps", low=1)
-    profile_steps: int = option(0, "print where the time of the first so many steps went, by part", low=0)
+    profile_steps: int = option(
+        0, "print where the time of the first so many steps went, by part; they are taken one by one, without overlap", low=0
+    )
     check_account_every_step: bool = option(False, "recount every page after every step (slow; tests do it; production recounts when idle)")
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

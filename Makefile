@@ -1,8 +1,10 @@
 # radixserve: everything lives in .venv. PYTHON picks the interpreter, PIP_ARGS goes to pip, ARGS to the program that a target starts.
+# WORKERS: processes that run tests; 0 runs them in one, as a debugger wants it.
 PYTHON ?= python3
 PIP_ARGS ?=
 ARGS ?=
 PLAN ?= quick
+WORKERS ?= 2
 VENV := .venv
 PACKAGE := $(VENV)/.installed-package
 EVERYTHING := $(VENV)/.installed
@@ -12,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo "make serve    install, and serve the default model on 127.0.0.1:30000   (ARGS=\"--port 8000\")"
-	@echo "make test     the whole test suite"
+	@echo "make test     the whole test suite, in two processes                (ARGS=tests/pure, WORKERS=0 for one)"
 	@echo "make soak     64 clients against a tiny pool for ten minutes     (ARGS=\"--seconds 60\")"
 	@echo "make check    ruff and mypy"
 	@echo "make bench    re-use on against off, on this machine, as a report in bench/out/quick    (PLAN=full or PLAN=peers)"
@@ -50,7 +52,7 @@ serve: $(PACKAGE)
 	$(VENV)/bin/radixserve serve $(ARGS)
 
 test: install
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 soak: install
 	$(VENV)/bin/python -m tests.support.soak $(ARGS)

@@ -25,7 +25,7 @@ from radixserve.engine.garbage import FULL_COLLECTION_INTERVAL
 from radixserve.engine.link import ProcessLink
 from radixserve.errors import ConfigError, EngineDeadError
 from radixserve.server.serve import LAST_BYTES_TIMEOUT_S, LAST_WORDS_TIMEOUT_S, _bind, run_server
-from tests.support.waiting import until
+from tests.support.waiting import ready_address, until
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.01
@@ -72,8 +72,7 @@ async def server(model_dir: Path, drain_timeout_s: float, tmp_path: Path) -> Asy
     with open(tmp_path / "server.log", "w") as log:  # noqa: ASYNC230 - nor does this
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, text=True)  # noqa: ASYNC220 - starting takes no time
     try:
-        assert process.stdout is not None
-        url = await asyncio.to_thread(_read_address, process)
+        url = await asyncio.to_thread(ready_address, process, tmp_path / "server.log")
         async with httpx.AsyncClient(base_url=url) as http, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0) as client:
             yield Server(process, url, client, http, tmp_path / "server.log")
     finally:
@@ -81,6 +80,7 @@ async def server(model_dir: Path, drain_timeout_s: float, tmp_path: Path) -> Asy
         process.kill()
         process.wait()
         await until(lambda: all(is_gone(child) for child in children))
+        assert process.stdout is not None
         process.stdout.close()
 
 
@@ -90,14 +90,6 @@ def is_gone(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def _read_address(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("radixserve is ready on "):
-            return line.split()[-1]
-    raise AssertionError(f"the server ended with {process.wait()} before it was ready")
 
 
 async def collect(server: Server, **body: object) -> str:

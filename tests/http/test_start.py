@@ -1,7 +1,6 @@
 """What a start settles once for both processes: the model's directory and name, and how much is printed."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from radixserve.config import EngineConfig, ServerConfig
 from radixserve.models.location import ModelLocation
 from radixserve.server import serve
 from tests.support.byte_tokenizer import VOCAB_SIZE, write_byte_tokenizer
+from tests.support.waiting import ready_address
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,11 +66,12 @@ def test_log_level_holds_in_both_processes(tmp_path: Path) -> None:
     try:
         for level, process in servers.items():
             assert process.stdout is not None
-            told: list[str] = []
-            while not (found := re.match(r"radixserve is ready on (\S+)", told[-1] if told else "")):
-                told.append(next(process.stdout))
-            assert len(told) == (3 if level == "info" else 1)
-            url = found[1]
+            if level == "info":
+                url = ready_address(process, tmp_path / level)
+            else:
+                line = process.stdout.readline()
+                assert line.startswith("radixserve is ready on "), "the address, and nothing else"
+                url = line.split()[-1]
             assert httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 2}, timeout=30).status_code == 200
             process.terminate()
             assert process.wait(20) == 0

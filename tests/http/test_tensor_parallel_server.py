@@ -1,6 +1,5 @@
 """`radixserve serve --tp-size 3` with the default model: answers, re-use, what it says of itself, and a rank that is killed."""
 
-import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -12,7 +11,7 @@ import psutil
 import pytest
 
 from radixserve.models.location import resolve_model
-from tests.support.waiting import until
+from tests.support.waiting import ready_address, until
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = ("--tp-size", "3", "--max-total-tokens", "1024", "--dtype", "float32", "--device", "cpu", "--check-account-every-step")
@@ -39,10 +38,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     assert process.stdout is not None
     below: list[psutil.Process] = []
     try:
-        urls = (found[1] for line in process.stdout if (found := re.match(r"radixserve is ready on (\S+)", line)))
-        url = next(urls, None)
-        assert url is not None, log_file.read_text()
-        yield Server(url, psutil.Process(process.pid), log_file)
+        yield Server(ready_address(process, log_file), psutil.Process(process.pid), log_file)
         below = psutil.Process(process.pid).children(recursive=True)
     finally:
         process.terminate()

@@ -17,6 +17,7 @@ from radixserve.tree.disabled_cache import DisabledCache
 from radixserve.tree.prefix_cache import PageCache, PrefixCache
 from tests.pure.bench import Bench
 from tests.pure.helpers import expected_tokens, ints, request
+from tests.support.examples import examples
 
 WARM_LEN = 100
 WARM = [7] * WARM_LEN
@@ -57,7 +58,7 @@ class Door:
         return got
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     credit=st.sampled_from([1, 7, 10, 33, 100, 1000]),
     per_pass=st.integers(1, 3),
@@ -85,7 +86,7 @@ def test_both_bounds_hold_whatever_comes(credit: int, per_pass: int, arrivals: l
             assert not overtaking
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     aging=st.sampled_from([1, 3, 8, 256]),
     arrivals=st.lists(st.lists(st.tuples(st.integers(-1, 1), st.integers(0, WARM_LEN)), max_size=5), min_size=20, max_size=80),

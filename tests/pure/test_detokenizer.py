@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from radixserve.tokenizer import Detokenizer, Tokenizer
 from tests.support import small_tokenizers as small
+from tests.support.examples import examples
 
 BYTE_LEVEL = Tokenizer(small.byte_level(), bos_token="<s>", eos_token="</s>")
 SENTENCEPIECE = Tokenizer(small.sentencepiece(), bos_token="<s>", eos_token="</s>")
@@ -89,7 +90,7 @@ def test_any_split_gives_the_text(tokenizer: Tokenizer, text: str, at: list[int]
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
-@settings(max_examples=300)
+@settings(max_examples=examples(150))
 @given(text=texts, at=cuts, stop=stops)
 def test_any_split_finds_the_same_stop(tokenizer: Tokenizer, text: str, at: list[int], stop: tuple[str, ...]) -> None:
     ids = encode(tokenizer, text)

@@ -15,6 +15,7 @@ from radixserve.scheduler.state import RequestState
 from radixserve.tree.prefix_cache import PrefixCache
 from tests.pure.bench import Bench
 from tests.pure.helpers import expected_tokens, request
+from tests.support.examples import examples
 
 
 def open_ended(name: str, tokens: "range | list[int]", max_tokens: int) -> Request:
@@ -205,7 +206,7 @@ work = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     work=work,
     page_size=st.sampled_from([1, 4, 16]),

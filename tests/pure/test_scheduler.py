@@ -13,6 +13,7 @@ from radixserve.errors import ContextLengthError, InvalidRequestError
 from radixserve.tree.prefix_cache import PrefixCache
 from tests.pure.bench import Bench
 from tests.pure.helpers import expected_tokens, request
+from tests.support.examples import examples
 
 
 def test_one_request_is_chunked_then_decoded() -> None:
@@ -276,7 +277,7 @@ prompts = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     work=prompts,
     page_size=st.sampled_from([1, 4, 16]),

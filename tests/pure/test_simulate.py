@@ -17,12 +17,12 @@ from tests.pure.simulated import COST, conversations, run_alone, settings
 @pytest.mark.parametrize("eviction", [*EVICTION_POLICIES, ADAPTIVE])
 @pytest.mark.parametrize(("order", "rows"), [("lpm", 16), ("fcfs", 1), ("fcfs", 16)])
 def test_no_policy_beats_the_bound_and_the_bound_not_the_ceiling(eviction: str, order: str, rows: int) -> None:
-    load = Load(conversations(300, seed=3))
+    load = Load(conversations(200, seed=3))
     hits = []
     for pool_blocks in (70, 120, 1600):
         replica = run_alone(load, settings(pool_blocks, order, eviction, rows))
         counts = result_of(replica, load, with_bounds=True).counts
-        assert counts.requests + counts.refused == 300
+        assert counts.requests + counts.refused == 200
         assert 0 < counts.hit_tokens <= counts.bound_tokens <= counts.ceiling_tokens < counts.prompt_tokens
         hits.append(counts.hit_tokens)
     assert hits[0] < hits[-1]

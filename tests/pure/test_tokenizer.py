@@ -15,6 +15,7 @@ from radixserve.errors import InvalidRequestError, ModelError, UnsupportedModelE
 from radixserve.tokenizer import Tokenizer
 from radixserve.tokenizer.from_gguf import SPLITS, write_tokenizer
 from tests.support import small_tokenizers as small
+from tests.support.examples import examples
 
 BYTE_LEVEL = Tokenizer(small.byte_level(), bos_token="<s>", eos_token="</s>")
 SENTENCEPIECE = Tokenizer(small.sentencepiece(), bos_token="<s>", eos_token="</s>")
@@ -62,7 +63,7 @@ def test_joined_token_bytes_are_the_text(text: str) -> None:
     assert b"".join(map(SENTENCEPIECE.token_bytes, ids)).decode().removeprefix(" ") == text.replace("▁", "")
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(150))
 @given(st.lists(st.integers(0, BYTE_LEVEL.vocab_size - 1)))
 def test_joined_token_bytes_are_what_the_package_decodes(ids: list[int]) -> None:
     """For any ids, broken UTF-8 included: same text, same number of replacement marks."""

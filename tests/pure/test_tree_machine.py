@@ -17,6 +17,7 @@ from radixserve.tree.node import TreeNode
 from radixserve.tree.page_pool import PagePool
 from radixserve.tree.radix_tree import RadixTree
 from tests.pure.helpers import ints, layered_key
+from tests.support.examples import examples
 
 NAMESPACES = [Namespace(), Namespace(cache_salt="x")]
 NUM_PAGES = 40
@@ -271,6 +272,6 @@ class TreeMachine(RuleBasedStateMachine):
 
 
 TreeMachine.TestCase.settings = settings(
-    max_examples=400, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(150), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 TestTreeMachine = TreeMachine.TestCase

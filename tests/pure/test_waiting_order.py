@@ -16,6 +16,7 @@ from radixserve.scheduler.state import RequestState
 from radixserve.tree.key import TOKEN_BYTES
 from radixserve.tree.prefix_cache import PrefixCache
 from tests.pure.helpers import request
+from tests.support.examples import examples
 
 NUM_PAGES = 400
 BASES = ([2, 3, 2, 2, 3, 3] * 8, [2] * 48, [2, 3, 2, 2, 3, 3, 2, 3, 3] * 5)
@@ -301,4 +302,4 @@ def below(node: PromptNode) -> list[RequestState]:
 
 
 TestQueueAgainstTwin = QueueAgainstTwin.TestCase
-TestQueueAgainstTwin.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+TestQueueAgainstTwin.settings = settings(max_examples=examples(50), stateful_step_count=60, deadline=None)

@@ -19,6 +19,7 @@ from radixserve.server.protocol import HttpProtocol
 from radixserve.tokenizer.tokenizer import Tokenizer
 from tests.support.echo_engine import EchoEngine
 from tests.support.thread_link import ThreadLink
+from tests.support.waiting import ready_address
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -81,16 +82,11 @@ async def send_request(live: Live, method_and_path: str, body: bytes = b"") -> a
 async def server_process(model_dir: Path, step_s: float) -> AsyncIterator[str]:
     """The address of `echo_server_main` as its own process."""
     command = [sys.executable, "-m", "tests.support.echo_server_main", str(model_dir), str(step_s), "1"]
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=subprocess.PIPE)
-    assert process.stdout is not None
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220 - starting takes no time
     try:
-        async for line in process.stdout:
-            if line.startswith(b"radixserve is ready on "):
-                yield line.split()[-1].decode()
-                break
-        else:
-            raise AssertionError("the server ended before it was ready")
+        yield await asyncio.to_thread(ready_address, process)
     finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
+        process.terminate()
+        await asyncio.to_thread(process.wait)
+        assert process.stdout is not None
+        process.stdout.close()

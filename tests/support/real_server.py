@@ -1,11 +1,12 @@
 """`radixserve serve` as a user starts it, for as long as a test needs it."""
 
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.waiting import ready_address
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,12 +18,7 @@ def real_server(*flags: str) -> Iterator[str]:
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
-        ready = None
-        while ready is None and (line := process.stdout.readline()):
-            found = re.match(r"radixserve is ready on (\S+)", line)
-            ready = found[1] if found else None
-        assert ready is not None, f"the server ended with {process.wait()} before it was ready"
-        yield ready
+        yield ready_address(process)
     finally:
         process.terminate()
         assert process.wait(20) == 0

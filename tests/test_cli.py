@@ -4,12 +4,14 @@ import dataclasses
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from radixserve import foreign_flags
 from radixserve.cli import config_from, engine_config_from, make_parser
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig, flag_of
+from tests.support import flags_page
 
 
 def parse(line: str):  # type: ignore[no-untyped-def]
@@ -45,6 +47,11 @@ def test_every_field_is_a_flag_with_help(capsys: pytest.CaptureFixture[str]) -> 
         for spec in dataclasses.fields(config):
             if spec.name not in ("cache", "scheduler"):
                 assert flag_of(spec.name) in text
+
+
+def test_the_page_of_flags_is_current() -> None:
+    """Else: python -m tests.support.flags_page > docs/flags.md"""
+    assert (Path(__file__).parents[1] / "docs" / "flags.md").read_text(encoding="utf-8") == flags_page.page()
 
 
 @pytest.mark.parametrize(

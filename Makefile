@@ -6,7 +6,8 @@ ARGS ?=
 PLAN ?= quick
 WORKERS ?= 2
 VENV := .venv
-STAMP := $(VENV)/.installed
+PACKAGE := $(VENV)/.installed-package
+EVERYTHING := $(VENV)/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help install serve test soak check bench compat gpu-compile gpu-plan clean
@@ -20,9 +21,10 @@ help:
 	@echo "make compat   other people's tools against a real server, each in an environment of its own: minutes, 8 GB on the first run"
 	@echo "make gpu-compile  FlashInfer's kernels through nvcc, no GPU needed: 170 MB to fetch, nine minutes of CPU"
 	@echo "make gpu-plan     FlashInfer's planner, so compiled, plans the backend's steps"
-	@echo "make install  only $(VENV) and the package;  make clean removes what was made here"
+	@echo "make install  $(VENV) with the package and all that tests and benchmarks need ('make serve' alone takes the package's own needs)"
+	@echo "make clean    remove what was made here"
 
-install: $(STAMP)
+install: $(EVERYTHING)
 
 # A half-made environment is removed, so that the next call starts afresh.
 $(VENV)/bin/python:
@@ -31,15 +33,22 @@ $(VENV)/bin/python:
 		{ echo "radixserve needs Python >= 3.11, got '$$($(PYTHON) --version 2>&1)'; try: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "could not make $(VENV); on Debian: apt-get install python3-venv" >&2; exit 1; }
 
-$(STAMP): pyproject.toml constraints.txt | $(VENV)/bin/python
-	@echo "installing into $(VENV): minutes on the first run, 2.6 GB or more with torch, triton and flashinfer"
+# Two stamps: who only serves is spared what tests and benchmarks need, which is half of the whole.
+$(PACKAGE): pyproject.toml constraints.txt Makefile | $(VENV)/bin/python
+	@echo "installing into $(VENV): minutes on the first run, 1.3 GB with a CPU build of torch"
+	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e . || \
+		{ echo "could not install: is the package index reachable? Options for pip go into PIP_ARGS" >&2; exit 1; }
+	@touch $@
+
+$(EVERYTHING): pyproject.toml constraints.txt Makefile | $(VENV)/bin/python
+	@echo "installing into $(VENV), tests and benchmarks included: minutes on the first run, 2.7 GB with a CPU build of torch"
 	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[test,bench]' || \
 		{ echo "could not install: is the package index reachable? Options for pip go into PIP_ARGS" >&2; exit 1; }
 	@$(VENV)/bin/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt --no-deps flashinfer-python || \
 		{ echo "could not install flashinfer-python, which tests of the GPU backend run on a CPU" >&2; exit 1; }
-	@touch $@
+	@touch $(PACKAGE) $@
 
-serve: install
+serve: $(PACKAGE)
 	$(VENV)/bin/radixserve serve $(ARGS)
 
 test: install

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.simulator.trace import MOONCAKE_BLOCK, load_trace
+from bench.simulator.trace import MOONCAKE_BLOCK, TraceError, load_trace
+from bench.simulator.tracelab import TraceLabError
 from radixserve.core import BASE_NAMESPACE, IntArray
 from radixserve.tree.adaptive import ADAPTIVE
 from radixserve.tree.eviction import EVICTION_POLICIES
@@ -61,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--page-size", type=int, default=MOONCAKE_BLOCK)
     args = parser.parse_args(arguments)
     for path in args.traces:
-        loaded = load_trace(path, MOONCAKE_BLOCK)  # of a trace of tokens only the prompts are read, whatever its blocks
+        try:
+            loaded = load_trace(path, MOONCAKE_BLOCK)  # of a trace of tokens only the prompts are read, whatever its blocks
+        except (OSError, TraceError, TraceLabError) as error:
+            parser.error(str(error))
         trace = [loaded.prompt(index) for index in range(len(loaded.requests))]
         for size in map(int, args.sizes.split(",")):
             print(f"{path.name}, {size} tokens, {len(trace)} prompts", flush=True)

@@ -103,6 +103,9 @@ class PacedEngine:
     def stats(self) -> EngineStats:
         return EngineStats(num_running=len(self._rows), decode_steps_total=self._num_steps)
 
+    def close(self) -> None:
+        pass
+
     def check_idle(self) -> None:
         pass
 

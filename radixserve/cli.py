@@ -10,6 +10,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from radixserve import foreign_flags
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig, flag_of
 from radixserve.errors import RadixServeError
 
@@ -38,13 +39,22 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         known, unknown = super().parse_known_args(args, namespace)
         for word in unknown:
-            flags = [flag for action in self._actions for flag in action.option_strings]
-            close = difflib.get_close_matches(word.partition("=")[0], flags, n=1)
-            self.error(f"unknown argument {word}" + (f"; did you mean {close[0]}?" if close else ""))
+            self.error(f"unknown argument {word}" + self._hint(word.partition("=")[0]))
         return known, unknown
+
+    def _hint(self, flag: str) -> str:
+        if sentence := foreign_flags.about(flag):
+            return f"; {sentence}"
+        known = [name for action in self._actions for name in action.option_strings if _switches_off(name) == _switches_off(flag)]
+        close = difflib.get_close_matches(flag, known, n=1, cutoff=0.9)  # less sends people to a flag of another meaning
+        return f"; did you mean {close[0]}?" if close else ""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n(see {self.prog} --help)\n")
+
+
+def _switches_off(flag: str) -> bool:
+    return flag.startswith(("--disable-", "--no-"))
 
 
 class _Help(argparse.HelpFormatter):
@@ -135,9 +145,11 @@ def _generate(args: argparse.Namespace) -> int:
     from radixserve.engine.llm import LLM
 
     sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed).validate()
-    for piece in LLM.from_config(config).stream(args.prompt, sampling):
+    llm = LLM.from_config(config)
+    for piece in llm.stream(args.prompt, sampling):
         print(piece, end="", flush=True)
     print()
+    llm.engine.close()
     return 0
 
 

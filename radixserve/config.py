@@ -155,7 +155,9 @@ class SchedulerConfig(_Checked):
 class EngineConfig(_Checked):
     """One model and what runs it."""
 
-    model_path: str | None = option(None, "Hugging Face directory, .gguf file, or hub name (default: SmolLM2-135M-Instruct, fetched once)")
+    model_path: str | None = option(
+        None, "Hugging Face directory, .gguf file, or hub name (default: SmolLM2-135M-Instruct, fetched once, from weights of 4 bits)"
+    )
     load_format: str = option("auto", "auto reads weights; dummy makes random ones from config.json alone", choices=("auto", "dummy"))
     dtype: str = option(
         "auto",
@@ -208,9 +210,11 @@ class EngineConfig(_Checked):
         "plan the next step while the device computes this one; auto: on a GPU",
         choices=("auto", "on", "off"),
     )
-    random_seed: int = option(0, "seed of dummy weights", low=0)
+    random_seed: int = option(0, "seed of dummy weights (--load-format dummy); sampling takes the field seed of a request", low=0)
     decode_log_interval: int = option(40, "log one line every so many decode steps", low=1)
-    profile_steps: int = option(0, "print where the time of the first so many steps went, by part", low=0)
+    profile_steps: int = option(
+        0, "print where the time of the first so many steps went, by part; they are taken one by one, without overlap", low=0
+    )
     check_account_every_step: bool = option(False, "recount every page after every step (slow; tests do it; production recounts when idle)")
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
@@ -244,7 +248,7 @@ class ServerConfig(_Checked):
     max_stop_chars: int = option(4096, "refuse longer stop strings: so much text is held back at the end of a stream", low=1)
     stall_timeout_s: float = option(60.0, "/health turns red when the engine has work and moves nothing for so long", low=0.1)
     log_requests: bool = option(False, "print one line per answer: request id, route, status, time and tokens; never a prompt or a key")
-    log_level: str = option("info", "what to print", choices=("debug", "info", "warning", "error"))
+    log_level: str = option("info", "what to print; the address is printed in any case", choices=("debug", "info", "warning", "error"))
 
     def __post_init__(self) -> None:
         _Checked.__post_init__(self)

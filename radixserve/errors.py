@@ -94,14 +94,17 @@ class ContextLengthError(InvalidRequestError):
 
 
 def context_length_error(num_prompt: int, max_tokens: int, limit: int, is_pool: bool) -> ContextLengthError:
-    """The one wording of it: clients look for OpenAI's beginning. is_pool: the KV pool is what limits, and the model could do more."""
+    """The one wording of it: clients look for OpenAI's beginning. is_pool: the KV pool is what limits, and the model could do more.
+
+    Its param is max_tokens where that leaves room for no prompt.
+    """
     message = (
         f"This model's maximum context length is {limit} tokens. However, you requested {num_prompt + max_tokens} tokens "
-        f"({num_prompt} in the messages, {max_tokens} in the completion)."
+        f"({num_prompt} in the prompt, {max_tokens} in the completion)."
     )
     if is_pool:
         message += f" The maximum context length here is {limit} tokens since the KV pool holds no more (--max-total-tokens)."
-    return ContextLengthError(message, param="prompt")
+    return ContextLengthError(message, param="max_tokens" if max_tokens >= limit else "prompt")
 
 
 def shown(value: object) -> str:

@@ -1,13 +1,17 @@
 """The command line as a user types it: generated flags, one-line errors, nothing guessed."""
 
 import dataclasses
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from radixserve import foreign_flags
 from radixserve.cli import config_from, engine_config_from, make_parser
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig, ServerConfig, flag_of
+from tests.support import flags_page
 
 
 def parse(line: str):  # type: ignore[no-untyped-def]
@@ -45,12 +49,27 @@ def test_every_field_is_a_flag_with_help(capsys: pytest.CaptureFixture[str]) -> 
                 assert flag_of(spec.name) in text
 
 
+def test_the_page_of_flags_is_current() -> None:
+    """Else: python -m tests.support.flags_page > docs/flags.md"""
+    assert (Path(__file__).parents[1] / "docs" / "flags.md").read_text(encoding="utf-8") == flags_page.page()
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
         ("serve --modle-path x", "radixserve serve: unknown argument --modle-path; did you mean --model-path?"),
         ("serve --disable-radix-cach", "unknown argument --disable-radix-cach; did you mean --disable-radix-cache?"),
-        ("serve --max-run 3", "unknown argument --max-run"),
+        ("serve --max-run 3", "unknown argument --max-run\n"),
+        ("serve --enable-radix-cache", "unknown argument --enable-radix-cache\n"),  # the nearest spelling is its opposite
+        ("serve --tp 2", "unknown argument --tp; here it is --tp-size\n"),
+        ("serve --max-model-len=4096", "unknown argument --max-model-len=4096; here it is --context-length\n"),
+        ("serve --max-num-seqs 8", "; here it is --max-running-requests\n"),
+        ("serve --no-enable-prefix-caching", "; here it is --disable-radix-cache\n"),
+        ("serve --enable-prefix-caching", "; not needed: prefixes are always re-used, unless --disable-radix-cache is given\n"),
+        ("serve --enable-metrics", "; not needed: /metrics is always served\n"),
+        ("serve --trust-remote-code", "; not built here: code that comes with a model\n"),
+        ("serve --dp_size 2", "; not built here: several replicas in one server\n"),
+        ("generate hi --speculative-algorithm EAGLE", "; not built here: speculative decoding\n"),
         ("serve --port abc", "argument --port: invalid int value: 'abc'"),
         ("serve --schedule-policy best", "invalid choice: 'best'"),
         ("launch", "invalid choice: 'launch'"),
@@ -64,6 +83,18 @@ def test_a_mistake_is_one_line(line: str, sentence: str, capsys: pytest.CaptureF
     error = capsys.readouterr().err
     assert sentence in error
     assert len(error.splitlines()) == 2, "the mistake, and where help is"
+
+
+def test_what_is_said_of_foreign_flags_names_flags_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("serve --help")
+    known = set(re.findall(r"--[a-z0-9-]+", capsys.readouterr().out))
+    assert not foreign_flags.FOREIGN_FLAGS & known, "a flag that is served here is not foreign"
+    for flag in foreign_flags.FOREIGN_FLAGS:
+        sentence = foreign_flags.about(flag)
+        assert sentence is not None
+        assert set(re.findall(r"--[a-z0-9-]+", sentence)) <= known, flag
+    assert foreign_flags.about("--page-size") is None
 
 
 def test_importing_the_package_loads_nothing_yet() -> None:

@@ -32,7 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "runner": BASE | {"kv", "native", "attention", "models"},
     "engine": BASE | LEFT | RIGHT,
     "server": BASE | LEFT | RIGHT | {"engine"},
-    "cli": BASE | LEFT | RIGHT | {"engine", "server"},
+    "foreign_flags": set(),
+    "cli": {"foreign_flags"} | BASE | LEFT | RIGHT | {"engine", "server"},
     "__main__": {"cli"},
     "": BASE | {"engine"},
 }

@@ -80,7 +80,10 @@ def _main(arguments: Sequence[str]) -> int:
 
 def _tell_what_is_left(file: ResultsFile, folder: Path) -> None:
     if file.has_runs:
-        print(f"what was measured until then: python -m bench.experiment --report {shlex.quote(str(folder))}", file=sys.stderr)
+        command = shlex.join(
+            [sys.executable, "-m", "bench.experiment", "--report", str(folder)]
+        )  # to be pasted: `python` may be another one
+        print(f"what was measured until then: {command}", file=sys.stderr)
 
 
 if __name__ == "__main__":

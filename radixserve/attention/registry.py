@@ -27,7 +27,7 @@ def _torch(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
 
 def _cpu(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
     if pool.device.type != "cpu" or pool.dtype not in DTYPES:
-        raise ConfigError(f"--attention-backend cpu: expected float32 or bfloat16 on a CPU, got {pool.dtype} on {pool.device}; use torch")
+        raise ConfigError(f"--attention-backend cpu: expected float32 or bfloat16 on a CPU, got {pool.dtype} on {pool.device}; {_INSTEAD}")
     try:
         return CpuBackend(pool, num_heads)
     except KernelBuildError as error:
@@ -108,7 +108,7 @@ def make_attention_backend(name: str, pool: KVPool, num_heads: int, options: Opt
             raise
         except ConfigError as error:
             if not isinstance(error.__cause__, KernelBuildError):
-                reasons.append(error.message)
+                reasons.append(error.message.removesuffix(f"; {_INSTEAD}"))  # it is what is being done
             continue
         if reasons:
             plain = "plain torch" if candidate == "torch" else candidate

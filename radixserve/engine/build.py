@@ -23,6 +23,7 @@ from radixserve.engine.graphs import (
     say_that_there_are_none,
 )
 from radixserve.engine.info import EngineInfo
+from radixserve.engine.kernels import check_deterministic, check_quantization, settle_kernels
 from radixserve.engine.memory import has_native_bfloat16
 from radixserve.engine.pipeline import Overlapped
 from radixserve.engine.pool import affordable_pages, allocate, check_stored_dtype
@@ -33,11 +34,10 @@ from radixserve.kv.device_state import first_line, free_memory, is_out_of_memory
 from radixserve.models.config import ModelConfig, load_model_config
 from radixserve.models.decoder import Decoder
 from radixserve.models.location import ModelLocation, resolve_model
-from radixserve.models.packed_decoder import PackedDecoder, why_not_packed
+from radixserve.models.packed_decoder import PackedDecoder
 from radixserve.models.rank_group import RankGroup, RankLostError
 from radixserve.models.sharding import shard_config
 from radixserve.models.weights import load_decoder
-from radixserve.native import reason_without_library
 from radixserve.runner.model_runner import ModelRunner
 from radixserve.scheduler.scheduler import Scheduler
 from radixserve.tree.disabled_cache import DisabledCache
@@ -88,12 +88,7 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
         if device.type == "cuda":  # gloo sees that a peer is gone; NCCL's kernels wait
             workers.on_death(group.abort)
     graphs = capture_graphs(graph_plan, decoder, attention, page_table, capture)
-    if config.deterministic:
-        if decoder.linear_backend == "torch" and (reason := why_not_packed(model_config, decoder.dtype, device)):
-            raise ConfigError(f"--deterministic: its kernels cannot be had here: {reason}")
-        check_deterministic(config.device, attention.name, decoder.linear_backend)
-    if reason := reason_without_library():  # not before: who has asked for it by name gets the refusal alone
-        logger.warning("no CPU kernels, so plain torch does their work, several times slower: %s", reason)
+    settle_kernels(config, model_config, decoder, attention.name)
     if config.profile_steps and device.type == "cpu" and not decoder.attends_natively(attention):
         attention = TimedAttention(attention)
     runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids, graphs)
@@ -104,6 +99,8 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
     )
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name, decoder.linear_backend)
     logger.debug(info.banner())
+    if sentence := info.about_small_pool():
+        logger.warning(sentence)
     if workers is None:
         pipeline = Overlapped(runner.launch) if config.overlap_schedule == "on" else None
         return Engine(config, info, scheduler, runner, pipeline=pipeline)
@@ -166,6 +163,11 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         raise ConfigError("--mem-fraction-static is for a GPU; on a CPU give --max-total-tokens")
     if config.cuda_graph_max_bs != EngineConfig().cuda_graph_max_bs and (config.disable_cuda_graph or config.tp_size > 1):
         raise ConfigError("--cuda-graph-max-bs: there are no graphs with --disable-cuda-graph, and none with --tp-size above 1")
+    if config.random_seed and config.load_format != "dummy":
+        raise ConfigError(
+            f"--random-seed: it is the seed of dummy weights, expected --load-format dummy with it, got {config.load_format}; "
+            "sampling takes the field seed of a request"
+        )
     if config.tp_size > 1:
         config = _resolve_ranks(config, model, device)
     if config.deterministic:
@@ -214,27 +216,6 @@ def resolve_overlap(overlap_schedule: str, device: str, num_ranks: int = 1) -> s
     if overlap_schedule != "auto":
         return overlap_schedule
     return "on" if device == "cuda" and num_ranks == 1 else "off"
-
-
-def check_deterministic(device: str, attention: str, linear: str) -> None:
-    """ConfigError for kernels whose rounding depends on what else is in a step; "auto" passes, until it is known what came of it."""
-    sentence = "--deterministic: expected {}, got {}: its results depend on the rows beside it and on where a cached part ended"
-    if device != "cpu":
-        raise ConfigError(sentence.format("--device cpu", device))
-    if attention not in ("auto", "cpu"):
-        raise ConfigError(sentence.format("--attention-backend cpu", attention))
-    if linear not in ("auto", "native"):
-        raise ConfigError(sentence.format("--linear-backend native", linear))
-
-
-def check_quantization(quantization: str, device: str, linear: str) -> None:
-    """ConfigError for what has no products of integers. What "auto" comes to is load_decoder's to refuse."""
-    if quantization == "none":
-        return
-    if device != "cpu":
-        raise ConfigError(f"--quantization {quantization}: expected --device cpu, got {device}")
-    if linear not in ("auto", "native"):
-        raise ConfigError(f"--quantization {quantization}: expected --linear-backend native, got {linear}")
 
 
 def _forced_retraction_interval(environment: Mapping[str, str]) -> int | None:
@@ -291,4 +272,6 @@ def _info(config: EngineConfig, name: str, path: str, model: ModelConfig, pool: 
         chunked_prefill_size=config.scheduler.chunked_prefill_size,
         tp_size=config.tp_size,
         kv_cache_dtype=config.cache.kv_cache_dtype,
+        radix_eviction_policy=config.cache.radix_eviction_policy,
+        overlap_schedule=config.overlap_schedule,
     )

@@ -58,7 +58,7 @@ class Engine:
         self._check_ranks = check_ranks
         self._seconds = StepSeconds()
         self._log = StepLog(config.decode_log_interval, shows_chunk_size=config.scheduler.target_step_ms is not None)
-        self._profile = StepProfile(config.profile_steps)
+        self._profile = StepProfile(config.profile_steps, is_overlapped=self._pipeline.max_steps > 1)
         self._was_checked = True  # nothing happened since the last recount
 
     @classmethod
@@ -89,7 +89,7 @@ class Engine:
         if not 0 < ttl_s <= MAX_PIN_TTL_S:  # NaN too
             raise InvalidRequestError(f"ttl_s: expected a number of seconds in (0, {MAX_PIN_TTL_S:g}], got {ttl_s}", param="ttl_s")
         if self.config.cache.disable_radix_cache or not self.config.cache.max_pinned_fraction:
-            why = "without a prefix cache" if self.config.cache.disable_radix_cache else "at --max-pinned-fraction 0"
+            why = "with --disable-radix-cache" if self.config.cache.disable_radix_cache else "at --max-pinned-fraction 0"
             raise UnsupportedFieldError(f"cache_control: nothing can be pinned {why}", param="cache_control")
 
     def abort(self, request_id: str) -> None:
@@ -139,9 +139,7 @@ class Engine:
         tree, schedule = one.tree + tree_after, one.schedule + (end - executed) - tree_after
         self._measure(batch, output, tree, schedule, wall=end - start)
         goes_on = self._scheduler.has_work
-        table = self._profile.add(batch, output.times, tree=tree, schedule=schedule, start=start, end=end, goes_on=goes_on)
-        if table:
-            print(table, file=sys.stderr, flush=True)
+        _tell(self._profile.add(batch, output.times, tree=tree, schedule=schedule, start=start, end=end, goes_on=goes_on))
         if self.config.check_account_every_step:
             self._scheduler.check_account()
         return news
@@ -180,6 +178,10 @@ class Engine:
             self._scheduler.check_account()
             self._was_checked = True
 
+    def close(self) -> None:
+        """There will be no more steps: a profile that waits for some tells what it has."""
+        _tell(self._profile.end())
+
     def stats(self) -> EngineStats:
         cache, page_size = self._scheduler.cache, self._scheduler.cache.page_size
         num_private = cache.num_pages - cache.num_free_pages - cache.num_evictable_pages - cache.num_locked_pages
@@ -198,6 +200,11 @@ class Engine:
             evicted_tokens_total=cache.num_evicted_pages * page_size,
             step_seconds=dataclasses.replace(self._seconds),
         )
+
+
+def _tell(table: str) -> None:
+    if table:
+        print(table, file=sys.stderr, flush=True)
 
 
 def _refuse_what_is_not_built(request: Request) -> None:

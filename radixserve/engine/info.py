@@ -26,6 +26,8 @@ class EngineInfo:
     chunked_prefill_size: int
     tp_size: int = 1
     kv_cache_dtype: str = "auto"  # of stored K and V; auto: dtype
+    radix_eviction_policy: str = "lru"
+    overlap_schedule: str = "off"  # on or off: what "auto" came to
 
     def banner(self) -> str:
         return (
@@ -34,6 +36,16 @@ class EngineInfo:
             f"linear_backend={self.linear_backend}, quantization={self.quantization}, "
             f"max_total_num_tokens={self.max_total_tokens} ({self.pool_size_bytes / 2**30:.2f} GiB), page_size={self.page_size}, "
             f"radix_cache={'off' if self.is_radix_cache_disabled else 'on'}, schedule_policy={self.schedule_policy}, "
+            f"radix_eviction_policy={self.radix_eviction_policy}, overlap_schedule={self.overlap_schedule}, "
             f"chunked_prefill_size={self.chunked_prefill_size}, max_running_requests={self.max_running_requests}, "
             f"context_len={self.context_length}, tp_size={self.tp_size}"
+        )
+
+    def about_small_pool(self) -> str:
+        """A sentence where one request may need more than the pool holds, else nothing."""
+        if self.max_total_tokens >= self.context_length:
+            return ""
+        return (
+            f"the pool's {self.max_total_tokens} tokens are less than the context of {self.context_length}: a request that needs more "
+            "is refused (--max-total-tokens)"
         )

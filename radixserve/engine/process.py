@@ -50,6 +50,7 @@ class StepEngine(Protocol):
     def flush_cache(self) -> bool: ...
     def stats(self) -> EngineStats: ...
     def check_idle(self) -> None: ...
+    def close(self) -> None: ...
 
 
 EngineFactory = Callable[[EngineConfig], StepEngine]
@@ -73,6 +74,7 @@ class EngineLoop:
             if self._is_running and self._engine.has_work:
                 self._idle_check_due = True
                 self._send_outputs(self._engine.step())
+        self._engine.close()
 
     def _receive(self) -> None:
         """Handle all messages that are there; wait for one when there is nothing to step. A flush that was withdrawn meanwhile is none."""

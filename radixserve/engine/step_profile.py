@@ -20,8 +20,10 @@ PARTS = (
 
 
 class StepProfile:
-    def __init__(self, num_steps: int) -> None:
-        self._num_left = num_steps
+    def __init__(self, num_steps: int, *, is_overlapped: bool = False) -> None:
+        """is_overlapped: the steps behind the profiled ones are planned ahead, which the table has to say."""
+        self._num_steps = self._num_left = num_steps
+        self._is_overlapped = is_overlapped
         self._last_end: float | None = None
         self._rows: dict[str, list[tuple[int, int, list[float]]]] = {"decode": [], "prefill": []}  # rows, tokens, seconds by part
 
@@ -45,8 +47,18 @@ class StepProfile:
         self._num_left -= 1
         return self.table() if self._num_left == 0 else ""
 
+    def end(self) -> str:
+        """The run is over: the table of fewer steps than were asked for, or nothing where it was complete."""
+        return self.table() if self.is_on else ""
+
     def table(self) -> str:
-        return "\n".join(_table(kind, steps) for kind, steps in self._rows.items() if steps)
+        num_seen = self._num_steps - self._num_left
+        title = f"where the time of the first {num_seen} steps went, per step (--profile-steps {self._num_steps})"
+        if self._num_left:
+            title += f"; the run ended after {num_seen} of {self._num_steps} steps"
+        if self._is_overlapped:
+            title += "; these were taken one by one, without the overlap of later ones (--overlap-schedule on)"
+        return "\n".join([title, *(_table(kind, steps) for kind, steps in self._rows.items() if steps)])
 
 
 def _table(kind: str, steps: list[tuple[int, int, list[float]]]) -> str:
@@ -57,4 +69,5 @@ def _table(kind: str, steps: list[tuple[int, int, list[float]]]) -> str:
     outside = sum(mean for mean, (_, is_kernel) in zip(means, PARTS, strict=True) if not is_kernel)
     lines = [f"{len(steps)} {kind} steps of {rows:.1f} rows, {tokens:.1f} tokens: {total:.3f} ms a step"]
     lines += [f"  {name:<30} {mean:9.3f} ms {mean / total:7.1%}" for mean, (name, _) in zip(means, PARTS, strict=True)]
-    return "\n".join([*lines, f"  {'outside of kernels':<30} {outside:9.3f} ms {outside / total:7.1%}"])
+    # a sum of some of the parts above, and no part
+    return "\n".join([*lines, f"  {'-' * 50}", f"  {'of which outside of kernels':<30} {outside:9.3f} ms {outside / total:7.1%}"])

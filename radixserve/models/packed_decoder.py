@@ -30,7 +30,7 @@ def why_not_packed(config: ModelConfig, dtype: torch.dtype, device: torch.device
     if device.type != "cpu":
         return f"expected a CPU, got {device}"
     if dtype not in _DTYPE_BITS:
-        return f"expected float32 or bfloat16, got {dtype}"
+        return f"expected float32 or bfloat16, got {dtype} on {device}"
     widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim, config.head_dim)
     if any(width % 2 for width in widths):
         return f"expected even widths of hidden states, MLP and heads, got {', '.join(map(str, widths))}"

@@ -100,6 +100,8 @@ def _server_info(context: ServerContext, throughput: float) -> dict[str, Any]:
         "chunked_prefill_size": info.chunked_prefill_size,
         "page_size": info.page_size,
         "schedule_policy": info.schedule_policy,
+        "radix_eviction_policy": info.radix_eviction_policy,
+        "overlap_schedule": info.overlap_schedule,
         "disable_radix_cache": info.is_radix_cache_disabled,
         "dp_size": 1,
         "tp_size": info.tp_size,

@@ -57,7 +57,7 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "guided_choice": ([],),
     "guided_grammar": ("",),
-    "guided_json": ({},),
+    "guided_json": (),
     "guided_regex": ("",),
     "ignore_eos": (False,),
     "image_data": ([],),

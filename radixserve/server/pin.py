@@ -1,5 +1,6 @@
 """POST /pin: compute a prompt where it is not cached yet, and keep it for a time. The body field cache_control does the same on the way."""
 
+import dataclasses
 import time
 import uuid
 from contextlib import aclosing
@@ -8,13 +9,13 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from radixserve.core import SamplingParams
+from radixserve.core import RequestError, SamplingParams
 from radixserve.server import sampling_fields as shared
 from radixserve.server.call import Call, Prompt, limits_of, start_generation
 from radixserve.server.context import ServerContext
 from radixserve.server.fields import Fields, read_object
 from radixserve.server.generation import Generation
-from radixserve.server.replies import json_reply
+from radixserve.server.replies import RequestFailedError, json_reply
 from radixserve.server.stream import until_gone
 
 
@@ -27,7 +28,10 @@ def pin_router(context: ServerContext) -> APIRouter:
         fields = Fields(await read_object(http, context.config.max_body_bytes))
         call = _parse(fields, limits_of(context))
         generation = await start_generation(context, call, f"pin-{uuid.uuid4().hex}", time.monotonic())
-        await until_gone(http.receive, _finish(generation))
+        try:
+            await until_gone(http.receive, _finish(generation))
+        except RequestFailedError as failure:
+            raise RequestFailedError(_in_terms_of_this_route(failure.error)) from failure
         assert call.pin_ttl_s is not None
         num_pinned = generation.num_pinned(0) or 0
         body = {
@@ -55,6 +59,13 @@ def _parse(fields: Fields, limits: shared.Limits) -> Call:
         pin_ttl_s=shared.check_ttl(fields),
         ignored=tuple(fields.unread()),  # read last: the arguments above are read in order
     )
+
+
+def _in_terms_of_this_route(error: RequestError) -> RequestError:
+    """The engine speaks of the body field that asks for pins everywhere else."""
+    if error.param != "cache_control":
+        return error
+    return dataclasses.replace(error, message=error.message.replace("cache_control", "/pin", 1), param=None)
 
 
 async def _finish(generation: Generation) -> None:

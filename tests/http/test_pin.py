@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from radixserve.core import Request
+from radixserve.errors import UnsupportedFieldError
 from radixserve.server.generation import Generation
 from radixserve.tokenizer import ChatTemplate
 from tests.http.conftest import Served
@@ -45,6 +47,17 @@ async def test_what_pin_refuses(served: Served, body: dict[str, Any], param: str
     reply = await served.http.post("/pin", json=body)
     assert reply.status_code == 400, reply.text
     assert param is None or reply.json()["error"]["param"] == param
+
+
+async def test_pin_does_not_blame_a_field_that_it_does_not_have(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(request: Request) -> None:
+        raise UnsupportedFieldError("cache_control: nothing can be pinned with --disable-radix-cache", param="cache_control")
+
+    monkeypatch.setattr(served.echo, "add", refuse)
+    error = (await served.http.post("/pin", json={"prompt": "a", "ttl_s": 5})).json()["error"]
+    assert (error["message"], error["param"]) == ("/pin: nothing can be pinned with --disable-radix-cache", None)
+    error = (await served.complete(prompt="a", cache_control={"ttl_s": 5})).json()["error"]
+    assert error["param"] == "cache_control"
 
 
 async def test_cache_control_pins_on_the_way(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

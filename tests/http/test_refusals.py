@@ -246,14 +246,17 @@ async def test_many_middling_texts_are_encoded_off_the_loop_in_one_go(served: Se
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-@pytest.mark.parametrize(("num_prompt", "max_tokens"), [(600, CONTEXT_LENGTH - 599), (CONTEXT_LENGTH, 1), (1, 2**31 - 1)])
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "param"),
+    [(600, CONTEXT_LENGTH - 599, "prompt"), (CONTEXT_LENGTH, 1, "prompt"), (1, CONTEXT_LENGTH, "max_tokens"), (1, 2**31 - 1, "max_tokens")],
+)
 async def test_prompt_and_max_tokens_above_the_context_are_refused(
-    served: Served, num_prompt: int, max_tokens: int, is_stream: bool
+    served: Served, num_prompt: int, max_tokens: int, param: str, is_stream: bool
 ) -> None:
     reply = await served.complete(prompt="a" * num_prompt, max_tokens=max_tokens, stream=is_stream)
-    message = assert_error(reply, 400, "context_length_exceeded", "prompt")
+    message = assert_error(reply, 400, "context_length_exceeded", param)
     assert message.startswith(f"This model's maximum context length is {CONTEXT_LENGTH} tokens. However, you requested")
-    assert f"({num_prompt} in the messages, {max_tokens} in the completion)" in message
+    assert f"({num_prompt} in the prompt, {max_tokens} in the completion)" in message
 
 
 async def test_the_whole_context_may_be_used(served: Served) -> None:
@@ -268,9 +271,7 @@ class TestSmallPool:
 
     async def test_what_does_not_fit_the_pool_is_refused(self, served: Served) -> None:
         message = assert_error(await served.complete(prompt="a" * 90, max_tokens=11), 400, "context_length_exceeded", "prompt")
-        assert message.startswith(
-            "This model's maximum context length is 100 tokens. However, you requested 101 tokens (90 in the messages,"
-        )
+        assert message.startswith("This model's maximum context length is 100 tokens. However, you requested 101 tokens (90 in the prompt,")
         assert "KV pool" in message
         assert (await served.complete(prompt="a" * 90, max_tokens=10)).status_code == 200
 
@@ -293,6 +294,7 @@ UNSUPPORTED: list[tuple[str, Any]] = [
     ("return_logprob", True),
     ("prompt_cache_options", {"mode": "explicit"}),
     ("guided_json", {"type": "object"}),
+    ("guided_json", {}),  # any JSON
     ("tools", [{"type": "function"}]),
 ]
 

@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 
 import pytest
 
-from bench.eviction import replay_tree
+from bench.eviction import main, replay_tree
 from radixserve.core import IntArray
 from radixserve.tree.adaptive import AdaptiveOrder, Duel
 from radixserve.tree.prefix_cache import PrefixCache
@@ -16,6 +16,13 @@ from tests.pure.bench import Bench
 from tests.pure.helpers import ints, key, request
 
 NUM_PAGES, PAGE_SIZE = 256, 64
+
+
+def test_a_trace_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["no-such-trace.jsonl"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith("No such file or directory: 'no-such-trace.jsonl'\n")
 
 
 def prompt(session: int, num_pages: int) -> IntArray:

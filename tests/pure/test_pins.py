@@ -138,7 +138,7 @@ def test_the_scheduler_pins_a_prompt_once_it_is_computed() -> None:
     ("cache", "ttl_s", "message"),
     [
         (CacheConfig(max_pinned_fraction=0.0), 5.0, "nothing can be pinned at --max-pinned-fraction 0"),
-        (CacheConfig(disable_radix_cache=True), 5.0, "nothing can be pinned without a prefix cache"),
+        (CacheConfig(disable_radix_cache=True), 5.0, "nothing can be pinned with --disable-radix-cache"),
         (CacheConfig(), 0.0, "expected a number of seconds"),
         (CacheConfig(), float("nan"), "expected a number of seconds"),
         (CacheConfig(), 86401.0, "expected a number of seconds"),

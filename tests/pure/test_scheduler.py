@@ -130,7 +130,7 @@ def test_every_length_around_the_pool_is_served_or_refused(page_size: int) -> No
     for length in range(96 - 2 * page_size - 1, 96 + page_size + 2):
         one = request(f"r{length}", range(2, 2 + length), max_tokens=1)
         if length + 1 > num_pages * page_size:
-            with pytest.raises(ContextLengthError, match=rf"requested {length + 1} tokens \({length} in the messages, 1 in the completion"):
+            with pytest.raises(ContextLengthError, match=rf"requested {length + 1} tokens \({length} in the prompt, 1 in the completion"):
                 bench.add(one)
             refused += 1
         else:

@@ -24,16 +24,30 @@ def test_the_table_comes_with_the_last_step_and_adds_up() -> None:
     assert add(profile, batch_of(2, decode), 1.025, goes_on=False) == ""  # 5 ms after the end of the step before
     table = add(profile, batch_of(3, decode), 9.000)  # idle in between, which is nobody's time
     assert add(profile, batch_of(4, decode), 9.100) == ""
-    head, *lines = table.splitlines()[: len(PARTS) + 2]
+    title, head, *lines, rule, subtotal = table.splitlines()[: len(PARTS) + 4]
+    assert title == "where the time of the first 3 steps went, per step (--profile-steps 3)"
+    assert set(rule.strip()) == {"-"}
     assert head == "2 decode steps of 1.0 rows, 1.0 tokens: 22.500 ms a step"
     assert "1 prefill steps of 1.0 rows, 5.0 tokens: 20.000 ms a step" in table
-    ms = {line[:32].strip(): float(line[32:].split()[0]) for line in lines}
+    ms = {line[:32].strip(): float(line[32:].split()[0]) for line in [*lines, subtotal]}
+    assert list(ms)[:-1] == [name for name, _ in PARTS]
     assert abs(sum(ms[name] for name, _ in PARTS) - 22.5) < 0.02
     assert ms["between steps (send, receive)"] == 2.5
     assert ms["rest of forward"] == 1.5
     assert ms["wait for the device"] == 1.5 and ms["build batch, plan"] == 1.0
     assert ms["rest of step"] == 2.5
-    assert abs(ms["outside of kernels"] - (22.5 - 8.5 - 1.5)) < 0.02
+    assert abs(ms["of which outside of kernels"] - (22.5 - 8.5 - 1.5)) < 0.02
+
+
+def test_a_run_that_ends_early_tells_what_there_was() -> None:
+    profile = StepProfile(10, is_overlapped=True)
+    add(profile, batch_of(1, ScheduledRow(slot=0, start=5, count=1, token_ids=array("i"))), 1.0)
+    title, head, *_ = profile.end().splitlines()
+    assert "; the run ended after 1 of 10 steps; these were taken one by one, without the overlap of later ones" in title
+    assert head == "1 decode steps of 1.0 rows, 1.0 tokens: 20.000 ms a step"
+    complete = StepProfile(1)
+    assert add(complete, batch_of(1, ScheduledRow(slot=0, start=5, count=1, token_ids=array("i"))), 1.0)
+    assert complete.end() == ""
 
 
 def test_no_steps_no_table() -> None:

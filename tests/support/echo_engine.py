@@ -174,6 +174,9 @@ class EchoEngine:
     def stats(self) -> EngineStats:
         return dataclasses.replace(self._stats, num_running=len(self._running))
 
+    def close(self) -> None:
+        pass
+
     def check_idle(self) -> None:
         assert not self._running
         self.num_idle_checks += 1

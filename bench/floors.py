@@ -1,8 +1,9 @@
 """python -m bench.floors --bandwidth 28.5 --rate 415: the least time that loads A to F can take on a machine of these limits.
 
-Counted: the products and the attention of each prompt token that no earlier prompt had, at `rate`; for each decode step the weights once,
-every running row's own KV, and a shared prefix once, at `bandwidth`. Nothing else, and nothing overlapped. The first line of bench.kernels
-shows both; `rate` is its GFLOP/s, the processor's own, and not what F.linear reaches.
+Counted: the products and the attention of each prompt token that no earlier prompt had, at `rate`; for each decode step the larger of its
+bytes (the weights once, every running row's own KV, a shared prefix once) at `bandwidth` and its rows' products and attention at `rate`.
+Nothing else, and no two steps overlapped. The first line of bench.kernels shows both limits; `rate` is its GFLOP/s, the processor's own,
+and not what F.linear reaches.
 """
 
 import argparse
@@ -42,10 +43,12 @@ class Floor:
         keys = num_new * (num_cached + num_new / 2)
         return (2.0 * num_new * self.layer_params + 4.0 * self.attention_width * keys) / self.rate
 
-    def decode_s(self, num_steps: float, num_kv_tokens: float) -> float:
-        """`num_steps` that each read the weights and `num_kv_tokens`, a shared one counted once."""
-        weights = (self.layer_params + self.head_params) * BYTES
-        return num_steps * (weights + num_kv_tokens * self.kv_bytes) / self.bandwidth
+    def decode_s(self, num_steps: float, rows: int, num_own: float, num_shared: float = 0) -> float:
+        """`num_steps` of `rows`, each behind `num_own` tokens of its own and `num_shared` that are read once for all."""
+        params = self.layer_params + self.head_params
+        num_bytes = params * BYTES + (num_shared + rows * num_own) * self.kv_bytes
+        arithmetic = rows * (2.0 * params + 4.0 * self.attention_width * (num_shared + num_own))
+        return num_steps * max(num_bytes / self.bandwidth, arithmetic / self.rate)
 
     def load_s(self, load: Random | SharedPrefix | MultiTurn) -> float:
         if isinstance(load, Random):
@@ -57,14 +60,14 @@ class Floor:
     def _random_s(self, load: Random) -> float:
         rows = min(load.concurrency, load.num_prompts)
         steps = load.num_prompts * load.output_len / rows
-        return load.num_prompts * self.prefill_s(load.input_len) + self.decode_s(steps, rows * (load.input_len + load.output_len / 2))
+        return load.num_prompts * self.prefill_s(load.input_len) + self.decode_s(steps, rows, load.input_len + load.output_len / 2)
 
     def _shared_prefix_s(self, load: SharedPrefix) -> float:
         shared, num_prompts = load.system_prompt_len, load.num_groups * load.prompts_per_group
         prefill = load.num_groups * self.prefill_s(shared) + num_prompts * self.prefill_s(load.question_len, shared)
         rows = min(load.concurrency, load.prompts_per_group)
-        own = rows * (load.question_len + load.output_len / 2)
-        return prefill + self.decode_s(num_prompts * load.output_len / rows, shared + own)
+        own = load.question_len + load.output_len / 2
+        return prefill + self.decode_s(num_prompts * load.output_len / rows, rows, own, shared)
 
     def _multi_turn_s(self, load: MultiTurn) -> float:
         seconds, cached, rows = 0.0, 0, min(load.concurrency, load.num_chats)
@@ -72,7 +75,7 @@ class Floor:
             new = load.max_turn_len if turn else load.max_first_len
             seconds += load.num_chats * self.prefill_s(new, cached)
             cached += new
-            seconds += self.decode_s(load.num_chats * load.max_output_len / rows, rows * (cached + load.max_output_len / 2))
+            seconds += self.decode_s(load.num_chats * load.max_output_len / rows, rows, cached + load.max_output_len / 2)
             cached += load.max_output_len
         return seconds
 

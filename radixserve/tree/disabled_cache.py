@@ -25,7 +25,7 @@ class DisabledCache:
         self.page_size = page_size
         self.seconds = 0.0
         self.num_evicted_pages = 0
-        self._pool = PagePool(num_pages)
+        self._pool = PagePool(num_pages, page_size)
 
     @property
     def num_pages(self) -> int:
@@ -43,8 +43,7 @@ class DisabledCache:
 
     @timed
     def reserve(self, path: PagePath, num_tokens: int, now: float) -> PageWrite | None:
-        num_missing = path.num_missing(num_tokens, self.page_size)
-        return path.grow(self._pool.allocate(num_missing)) if num_missing > 0 else None
+        return path.grow_from(self._pool, path.num_missing(num_tokens, self.page_size))
 
     @timed
     def reserve_all(self, wanted: Sequence[tuple[PagePath, int]], now: float) -> list[PageWrite | None]:

@@ -34,22 +34,16 @@ class PagePath:
         """Pages that it lacks to cover num_tokens positions; 0 or less where it has enough."""
         return -(-num_tokens // page_size) - len(self.pages)
 
-    def grow(self, new_pages: IntArray) -> PageWrite:
-        """Take hold of pages fresh from the pool."""
-        write = PageWrite(len(self.pages), new_pages)
-        self.pages.extend(new_pages)
+    def grow_from(self, pool: PagePool, num_missing: int) -> PageWrite | None:
+        """Take so many pages from the pool, side by side with the last one where that can be had; None if none are missing."""
+        if num_missing <= 0:
+            return None
+        pages = self.pages
+        write = PageWrite(len(pages), pool.allocate(num_missing, pages[-1] if pages else 0))
+        pages.extend(write.page_ids)
         return write
 
 
 def grow_all(pool: PagePool, wanted: Sequence[tuple[PagePath, int]], missing: Sequence[int]) -> list[PageWrite | None]:
-    """Give each path the pages that it lacks, if any, from one allocation: the ids that one after the other would have got."""
-    pages = pool.allocate(sum(num for num in missing if num > 0))
-    writes: list[PageWrite | None] = []
-    first = 0
-    for (path, _), num_missing in zip(wanted, missing, strict=True):
-        if num_missing > 0:
-            writes.append(path.grow(pages[first : first + num_missing]))
-            first += num_missing
-        else:
-            writes.append(None)
-    return writes
+    """Give each path the pages that it lacks, if any."""
+    return [path.grow_from(pool, num_missing) for (path, _), num_missing in zip(wanted, missing, strict=True)]

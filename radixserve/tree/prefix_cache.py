@@ -98,7 +98,7 @@ class PrefixCache:
         self.page_size = page_size
         self.seconds = 0.0
         self.num_evicted_pages = 0
-        self._pool = PagePool(num_pages)
+        self._pool = PagePool(num_pages, page_size)
         num_tokens = num_pages * page_size
         # as many tokens again as the pool holds: enough to tell "evicted" from "never seen" over one turnover of the pool
         self.tree = RadixTree(
@@ -160,7 +160,7 @@ class PrefixCache:
         if num_missing <= 0:
             return None
         self.make_room(num_missing, now)
-        return path.grow(self._pool.allocate(num_missing))
+        return path.grow_from(self._pool, num_missing)
 
     @timed
     def reserve_all(self, wanted: Sequence[tuple[PagePath, int]], now: float) -> list[PageWrite | None]:

@@ -28,14 +28,16 @@ def test_a_models_sizes(tmp_path: Path) -> None:
 def test_prefill_and_decode() -> None:
     assert FLOOR.prefill_s(4) == (2 * 4 * 100 + 4 * 3 * 8) / 20
     assert FLOOR.prefill_s(4, 10) == (2 * 4 * 100 + 4 * 3 * 48) / 20
-    assert FLOOR.decode_s(3, 10) == 3 * (150 * 2 + 10 * 7) / 10
+    assert FLOOR.decode_s(3, 1, 10) == 3 * (150 * 2 + 10 * 7) / 10
+    assert FLOOR.decode_s(3, 2, 30, 5) == 3 * (150 * 2 + (5 + 2 * 30) * 7) / 10
+    assert FLOOR.decode_s(3, 20, 1) == 3 * 20 * (2 * 150 + 4 * 3 * 1) / 20, "many rows: arithmetic, not memory"
 
 
 def test_loads() -> None:
     random = Random(num_prompts=6, input_len=4, output_len=2, concurrency=3)
-    assert FLOOR.load_s(random) == pytest.approx(6 * FLOOR.prefill_s(4) + FLOOR.decode_s(4, 3 * 5))
+    assert FLOOR.load_s(random) == pytest.approx(6 * FLOOR.prefill_s(4) + FLOOR.decode_s(4, 3, 5))
     shared = SharedPrefix(num_groups=2, prompts_per_group=3, system_prompt_len=10, question_len=4, output_len=2, concurrency=8)
-    assert FLOOR.load_s(shared) == pytest.approx(2 * FLOOR.prefill_s(10) + 6 * FLOOR.prefill_s(4, 10) + FLOOR.decode_s(4, 10 + 3 * 5))
+    assert FLOOR.load_s(shared) == pytest.approx(2 * FLOOR.prefill_s(10) + 6 * FLOOR.prefill_s(4, 10) + FLOOR.decode_s(4, 3, 5, 10))
     chats = MultiTurn(4, 2, 10, 10, 3, 3, 2, 2, concurrency=4)
-    first = 4 * FLOOR.prefill_s(10) + FLOOR.decode_s(2, 4 * 11)
-    assert FLOOR.load_s(chats) == pytest.approx(first + 4 * FLOOR.prefill_s(3, 12) + FLOOR.decode_s(2, 4 * 16))
+    first = 4 * FLOOR.prefill_s(10) + FLOOR.decode_s(2, 4, 11)
+    assert FLOOR.load_s(chats) == pytest.approx(first + 4 * FLOOR.prefill_s(3, 12) + FLOOR.decode_s(2, 4, 16))

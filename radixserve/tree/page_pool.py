@@ -8,7 +8,7 @@ the one before, for that one to grow into. Nothing is set aside by it: where pag
 """
 
 from array import array
-from itertools import compress
+from itertools import compress, islice
 
 from radixserve.core import IntArray
 
@@ -44,16 +44,11 @@ class PagePool:
             is_free[behind + 1] = 0
             self._num_free -= 1
             return array("i", (behind + 1,))
-        page_ids = array("i")
-        first = behind + 1 if behind and is_free[behind + 1] else 0
+        page_ids = self._take(behind + 1, num_pages) if behind else array("i")
         while len(page_ids) < num_pages:
-            first = first or self._begin()
-            end = first + num_pages - len(page_ids)
-            taken = is_free.find(0, first, end)  # at the latest behind the last page
-            end = end if taken < 0 else taken
-            is_free[first:end] = bytes(end - first)
-            page_ids.extend(range(first, end))
-            first = 0
+            first = self._find_runs()
+            missing = num_pages - len(page_ids)
+            page_ids.extend(self._take(first, missing) if first else self._take_any(missing))
         self._num_free -= num_pages
         return page_ids
 
@@ -73,14 +68,30 @@ class PagePool:
         """All free page ids, for the account."""
         return array("i", compress(range(len(self._is_free)), self._is_free))
 
-    def _begin(self) -> int:
-        """A free page to go on from where the last one's neighbour is taken. There is a free page."""
+    def _take(self, first: int, most: int) -> IntArray:
+        """The free pages from `first` on, side by side; perhaps none."""
+        taken = self._is_free.find(0, first, first + most)  # at the latest behind the last page
+        end = first + most if taken < 0 else taken
+        self._is_free[first:end] = bytes(end - first)
+        return array("i", range(first, end))
+
+    def _take_any(self, num_pages: int) -> IntArray:
+        """The lowest free pages."""
+        lowest = self._is_free.find(1, self._lowest)
+        ids = compress(range(lowest, len(self._is_free)), memoryview(self._is_free)[lowest:])
+        page_ids = array("i", islice(ids, num_pages))
+        for page_id in page_ids:
+            self._is_free[page_id] = 0
+        self._lowest = page_ids[-1] + 1
+        return page_ids
+
+    def _find_runs(self) -> int:
+        """Where to begin anew: in the lowest two free runs, behind the one that belongs to whoever lies before. 0 if there are none."""
         is_free, start = self._is_free, self._lowest_runs
         end = min(start + _MAX_SEARCHED, len(is_free))
         runs = is_free.find(self._two_runs, start, end)
-        if runs >= 0:
-            self._lowest_runs = runs
-            return runs if runs == 1 else runs + self._run
-        self._lowest_runs = max(start, end - len(self._two_runs) + 1)
-        self._lowest = is_free.find(1, self._lowest)
-        return self._lowest
+        if runs < 0:
+            self._lowest_runs = max(start, end - len(self._two_runs) + 1)
+            return 0
+        self._lowest_runs = runs
+        return runs if runs == 1 else runs + self._run

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from radixserve.tree import page_pool
 from radixserve.tree.page_pool import RUN_TOKENS, PagePool
 
 
@@ -50,9 +51,10 @@ def test_where_pages_are_short_every_free_one_is_handed_out() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_against_a_set(seed: int) -> None:
-    """Any order of calls: ids are fresh, in range, counted; freed ones come back."""
+def test_against_a_set(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any order of calls: ids are fresh, in range, counted; freed ones come back. What the pool knows of where to look is true."""
     rng = random.Random(seed)
+    monkeypatch.setattr(page_pool, "_MAX_SEARCHED", rng.choice([100, 150, 1 << 16]))
     num_pages = rng.choice([1, 2, 63, 128, 130, 700])
     pool = PagePool(num_pages, rng.choice([1, 4, 64]))
     free, held = set(range(1, num_pages + 1)), []
@@ -70,3 +72,19 @@ def test_against_a_set(seed: int) -> None:
             pool.free(row)
             free.update(row)
         assert pool.num_free == len(free) and list(pool.free_ids()) == sorted(free)
+        assert min(free, default=num_pages + 1) >= pool._lowest
+        runs = bytes(pool._is_free).find(pool._two_runs)
+        assert runs < 0 or runs >= pool._lowest_runs
+
+
+def test_a_search_that_ends_early_goes_on_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_pool, "_MAX_SEARCHED", 200)
+    pool = PagePool(2_000)
+    pages = pool.allocate(2_000)
+    pool.free(pages[::2][:100])
+    pool.free(pages[300:429])  # one more than two runs, over the edge of several searches
+    for _ in range(6):
+        got = pool.allocate(3)
+        if got[0] > 300:
+            break
+    assert list(got) == [301 + RUN_TOKENS, 302 + RUN_TOKENS, 303 + RUN_TOKENS]

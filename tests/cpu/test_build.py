@@ -41,9 +41,16 @@ def test_a_small_chunk_lowers_the_default_number_of_rows(tiny_model: Tiny) -> No
         ({"attention_backend": "fa4"}, "--attention-backend: expected one of"),
         (
             {"attention_backend": "flashinfer", "max_total_tokens": 64},
-            "--attention-backend flashinfer: expected a CUDA device, got cpu; or use",
+            "--attention-backend flashinfer: expected a CUDA device, got cpu; use auto",
         ),
-        ({"cuda_graph_max_bs": 8, "max_total_tokens": 64}, "--cuda-graph-max-bs: expected --attention-backend flashinfer, got "),
+        ({"cuda_graph_max_bs": 8, "max_total_tokens": 64}, "--cuda-graph-max-bs: expected a CUDA device, got cpu"),
+        ({"disable_cuda_graph": True}, "--disable-cuda-graph: expected a CUDA device, got cpu"),
+        ({"disable_cascade_attention": True}, "--disable-cascade-attention: expected a CUDA device, got cpu"),
+        ({"repeatable_attention": True}, "--repeatable-attention: expected a CUDA device, got cpu"),
+        (
+            {"kv_cache_dtype": "fp8_e4m3", "attention_backend": "flashinfer"},
+            "--kv-cache-dtype fp8_e4m3: expected a CUDA device, got cpu$",
+        ),
         ({"cuda_graph_max_bs": 8, "disable_cuda_graph": True}, "--cuda-graph-max-bs: there are no graphs with --disable-cuda-graph"),
         ({"cuda_graph_max_bs": 8, "tp_size": 2}, "--cuda-graph-max-bs: there are no graphs with .*, and none with --tp-size above 1"),
         ({"max_total_tokens": 10**20}, "--max-total-tokens: expected at most 2147483647"),

@@ -1,8 +1,8 @@
 """Are the FlashInfer and Triton paths right on this GPU, and how fast? bench/gpu_check.sh is the command; --cpu is its dry run.
 
 Order: what is here, compile, right or wrong (kernels, then engines), timings from the most telling on. Results come as JSON lines, a table
-ends it, and the exit code is 1 for a wrong result (a check that raises is one), 2 where nothing was checked, 0 for anything else, whatever was
-slow, skipped or not measured.
+ends it, and the exit code is 1 for a wrong result (a check that raises is one), 2 where nothing was checked, 0 for anything else, whatever
+was slow, skipped or not measured.
 """
 
 import argparse

@@ -56,20 +56,14 @@ class RankGroup:
 
     def connect(self, directory: Path) -> None:
         """Meet the other ranks through a file in `directory`, private to them. RankLostError if one does not come."""
-        try:
-            store = dist.FileStore(str(directory / "ranks"), self.size)  # type: ignore[attr-defined]  # documented, and not in the stubs' __all__
-            store.set_timeout(CONNECT_TIMEOUT)
-            if self.device.type == "cuda":
-                with _loopback():
-                    self._group = self._nccl(store)
-                    # NCCL reads its environment, meets and takes its buffers at the first collective
-                    self._group.allreduce([torch.zeros(1, device=self.device)]).wait()
-                    torch.cuda.synchronize(self.device)
-            else:
-                self._group = self._gloo(store)
-        except RuntimeError as error:
-            raise RankLostError(str(error)) from error
-        self.sum(torch.zeros(1, device=self.device))
+        with _loopback() if self.device.type == "cuda" else contextlib.nullcontext():
+            try:
+                store = dist.FileStore(str(directory / "ranks"), self.size)  # type: ignore[attr-defined]  # documented, and not in the stubs' __all__
+                store.set_timeout(CONNECT_TIMEOUT)
+                self._group = self._nccl(store) if self.device.type == "cuda" else self._gloo(store)
+            except RuntimeError as error:
+                raise RankLostError(str(error)) from error
+            self.sum(torch.zeros(1, device=self.device))  # at which NCCL reads its environment, meets, and takes its buffers
 
     def _gloo(self, store: Any) -> Any:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # without options it listens on other addresses too

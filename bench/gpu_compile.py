@@ -26,7 +26,10 @@ HEAD_DIMS = (64, 128)
 def cuda_home() -> Path:
     """Where the nvcc of the nvidia-cuda-nvcc wheel is, or CUDA_HOME."""
     if "CUDA_HOME" in os.environ:
-        return Path(os.environ["CUDA_HOME"])
+        home = Path(os.environ["CUDA_HOME"])
+        if not (home / "bin/nvcc").is_file():
+            sys.exit(f"CUDA_HOME: expected a folder with bin/nvcc, got {home}")
+        return home
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         if (Path(folder) / "cu13/bin/nvcc").is_file():
@@ -38,7 +41,9 @@ def link_folder(home: Path, out: Path) -> Path:
     """What the linker wants and the wheels lack: libcudart.so without a version, and a libcuda.so, which comes with a driver."""
     folder = out / "link"
     folder.mkdir(parents=True, exist_ok=True)
-    runtime = next(path for name in ("lib", "lib64") for path in sorted((home / name).glob("libcudart.so*")))
+    runtime = next((path for name in ("lib", "lib64") for path in sorted((home / name).glob("libcudart.so*"))), None)
+    if runtime is None:
+        sys.exit(f"no libcudart.so in {home}/lib or lib64: expected the nvidia-cuda-runtime wheel, or a whole toolkit in CUDA_HOME")
     link = folder / "libcudart.so"
     link.unlink(missing_ok=True)
     link.symlink_to(runtime.resolve())

@@ -19,6 +19,7 @@ from radixserve.attention.triton_backend import TritonBackend
 from radixserve.attention.triton_plan import MIN_SPLIT_LEN
 from radixserve.core import PageWrite, Request, SamplingParams, ScheduledBatch, ScheduledRow, TokenLogprob
 from radixserve.engine.engine import Engine
+from radixserve.engine.graphs import FIXED_SPLIT_TOKENS
 from radixserve.kv import KVPool, PageTable
 from radixserve.kv.pool import FP8
 from radixserve.runner.batch_builder import build_forward_batch
@@ -120,14 +121,19 @@ def check_backend(
 ) -> None:
     is_small = device.type == "cpu"
     figures: dict[str, Any] = {"heads": heads, "page_size": page_size}
+    kind = ", fp8" if stored_dtype else ""
     for name, rows, num_shared in (
         ("mixed", SMALL_MIXED if is_small else MIXED, 0),
         ("shared", SMALL_SHARED if is_small else SHARED, (48 if is_small else 512) // page_size),
     ):
         case = make_case(rows, num_shared, page_size, heads, device, seed=1, stored_dtype=stored_dtype)
         backend = FlashInferBackend(case.pool, heads[0], cost=ALWAYS if num_shared else None)
-        _judge_twice(report, f"attention/{name}{', fp8' if stored_dtype else ''}", backend, case, **figures)
+        _judge_twice(report, f"attention/{name}{kind}", backend, case, **figures)
         assert backend.num_shared_rows == (len(rows) - 1 if num_shared else 0)
+        if not num_shared:  # as --repeatable-attention does: the longest rows are really cut
+            pages = (32 if is_small else FIXED_SPLIT_TOKENS) // page_size
+            backend = FlashInferBackend(case.pool, heads[0], cost=None, fixed_split_pages=pages)
+            _judge_twice(report, f"attention/cut{kind}", backend, case, **figures)
 
 
 def check_triton(report: Report, heads: tuple[int, int, int], page_size: int, device: torch.device) -> None:

@@ -22,6 +22,7 @@ from bench.gpu_compile import OUT, build_environment, compile_for
 from radixserve.attention import ForwardBatch
 from radixserve.attention.decode_groups import SharingCost
 from radixserve.attention.flashinfer_backend import FlashInferBackend
+from radixserve.attention.flashinfer_workspace import size_workspace
 from radixserve.core import PageWrite, ScheduledBatch, ScheduledRow
 from radixserve.kv import KVPool, PageTable
 from radixserve.runner.batch_builder import build_forward_batch
@@ -62,7 +63,7 @@ def plan_steps(head_dims: list[int]) -> int:
     # alone of all it insists on CUDA's tensors
     flashinfer.cascade.get_cascade_module = lambda: types.SimpleNamespace(merge_state_in_place=lambda *states: None)
     for head_dim in head_dims:
-        for num_heads, num_kv_heads in ((9, 3), (32, 8), (28, 4)):
+        for num_heads, num_kv_heads in ((9, 3), (32, 8), (28, 4), (64, 64)):
             for page_size in (1, 16):
                 _plan(num_heads, num_kv_heads, head_dim, page_size)
                 print(f"planned {num_heads}/{num_kv_heads} heads of {head_dim}, pages of {page_size}", flush=True)
@@ -78,10 +79,24 @@ def _plan(num_heads: int, num_kv_heads: int, head_dim: int, page_size: int) -> N
             batch = _batch(rows, pool)
             backend.plan(batch)
             backend.run(0, *_queries(batch.num_tokens, num_heads, pool))
+        if backend._fixed_split_pages:  # what the largest step takes, of which a tile less is refused (tests hold the sum against that)
+            _plan_largest(pool, num_heads)
         graph = backend.decode_graph(64, torch.zeros(1 << 19, dtype=torch.int32))
         for rows in ([(1, 1)], [(3000, 1)] * 17, [(1, 1), (20_000, 1)] * 20, [(700, 1)] * 64):
             graph.plan(_batch(rows, pool))
             graph.run(0, *_queries(64, num_heads, pool))
+
+
+def _plan_largest(pool: KVPool, num_heads: int) -> None:
+    """255 rows of 16384 tokens with fixed cuts, and graphs of 512 rows, in the workspaces that are sized for them."""
+    num_rows, num_tokens = 255, 16384
+    shape = {"num_rows": num_rows, "pages_per_row": -(-num_tokens // pool.page_size), "num_graph_rows": 512}
+    batch = _batch([(num_tokens, 1)] * num_rows, pool)
+    for split in (2048 // pool.page_size, None):
+        size, pages = size_workspace(num_heads, pool.num_kv_heads, pool.head_dim, **shape, fixed_split_pages=split)
+        backend = FlashInferBackend(pool, num_heads, cost=None, fixed_split_pages=pages, workspace_bytes=size)
+        backend.plan(batch)
+        backend.decode_graph(512, torch.zeros(1 << 23, dtype=torch.int32)).plan(batch)
 
 
 def _queries(num_tokens: int, num_heads: int, pool: KVPool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

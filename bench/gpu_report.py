@@ -45,6 +45,10 @@ class Report:
             self.say(name, False if decides else None, error=f"{type(error).__name__}: {lines[0][:200] if lines else ''}")
 
     @property
+    def num_right(self) -> int:
+        return sum(result.is_right is True for result in self.results)
+
+    @property
     def num_wrong(self) -> int:
         return sum(result.is_right is False for result in self.results)
 
@@ -55,8 +59,7 @@ class Report:
             figures = ", ".join(f"{key} {value}" for key, value in _rounded(result.figures).items())
             lines.append(f"{result.at_s:6.1f} s  {result.name:34} {verdict:6} {figures}")
         lines += [f"          {name:34} skipped" for name in self.skipped]
-        num_right = sum(result.is_right is True for result in self.results)
-        return "\n".join([*lines, f"{num_right} right, {self.num_wrong} wrong, {len(self.skipped)} skipped"])
+        return "\n".join([*lines, f"{self.num_right} right, {self.num_wrong} wrong, {len(self.skipped)} skipped"])
 
 
 def _rounded(figures: dict[str, Any]) -> dict[str, Any]:

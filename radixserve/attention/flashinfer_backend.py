@@ -16,11 +16,11 @@ from radixserve.attention.batch import ForwardBatch, padding_batch
 from radixserve.attention.decode_groups import GroupFinder, RowGroup, SharingCost
 from radixserve.attention.decode_tables import RowTables, decode_tables, extend_tables, shared_tables
 from radixserve.attention.flashinfer_package import load_flashinfer
+from radixserve.attention.flashinfer_workspace import WORKSPACE_BYTES
 from radixserve.kv import KVPool
 
-WORKSPACE_BYTES = 128 << 20  # FlashInfer's own advice; partial results of split rows, of one part at a time
 INT_WORKSPACE_BYTES = 8 << 20  # of each eager wrapper, on the device and pinned
-EAGER_WORKSPACE_BYTES = WORKSPACE_BYTES + 3 * INT_WORKSPACE_BYTES  # extend, shared, decode
+EAGER_INT_WORKSPACES_BYTES = 3 * INT_WORKSPACE_BYTES  # extend, shared, decode
 GRAPH_INT_WORKSPACE_BYTES = 1 << 20  # of each graph's wrapper: a plan for at most 512 rows takes some ten kilobytes
 MAX_MERGED_NUMBERS = 1024 * 8
 DEFAULT_COST = SharingCost()
@@ -38,12 +38,19 @@ class FlashInferBackend:
     cost: when decode rows that share a beginning read it once; None never.
     fixed_split_pages: cut decode rows' keys at fixed places, and prompt chunks' nowhere, instead of by what else is in the batch (for a
     chunk, cuts would take a partial result of all its queries each); None lets the planner choose.
+    workspace_bytes: for partial results of split rows, of one part at a time; size_workspace() tells what steps may need.
     """
 
     name = "flashinfer"
 
     def __init__(
-        self, pool: KVPool, num_heads: int, *, cost: SharingCost | None = DEFAULT_COST, fixed_split_pages: int | None = None
+        self,
+        pool: KVPool,
+        num_heads: int,
+        *,
+        cost: SharingCost | None = DEFAULT_COST,
+        fixed_split_pages: int | None = None,
+        workspace_bytes: int = WORKSPACE_BYTES,
     ) -> None:
         assert num_heads in range(pool.num_kv_heads, num_heads + 1, pool.num_kv_heads), (
             f"FlashInferBackend: expected num_heads to be a multiple of num_kv_heads = {pool.num_kv_heads}, got {num_heads}"
@@ -53,7 +60,7 @@ class FlashInferBackend:
         # the merge of two states runs a token's heads in one block of threads, eight numbers a thread
         self._cost = cost if num_heads * pool.head_dim <= MAX_MERGED_NUMBERS else None
         self._fixed_split_pages = fixed_split_pages
-        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=pool.device)
+        self._workspace = torch.zeros(workspace_bytes, dtype=torch.uint8, device=pool.device)
         self._extend = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend="fa2")
         self._shared = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend="fa2")
         self._decode = flashinfer.BatchDecodeWithPagedKVCacheWrapper(self._workspace, "NHD", use_tensor_cores=True, backend="fa2")

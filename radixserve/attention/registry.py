@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.cpu_backend import DTYPES, CpuBackend
-from radixserve.attention.flashinfer_backend import EAGER_WORKSPACE_BYTES, FlashInferBackend
+from radixserve.attention.flashinfer_backend import EAGER_INT_WORKSPACES_BYTES, FlashInferBackend
+from radixserve.attention.flashinfer_package import INSTALL
 from radixserve.attention.flashinfer_package import why_not as why_not_flashinfer
+from radixserve.attention.flashinfer_workspace import WORKSPACE_BYTES
 from radixserve.attention.torch_backend import TorchBackend
 from radixserve.attention.triton_backend import SCRATCH_BYTES, TritonBackend
 from radixserve.attention.triton_backend import reason_against as why_not_triton
@@ -17,7 +19,6 @@ from radixserve.native import KernelBuildError
 
 logger = logging.getLogger(__name__)
 Options = Mapping[str, Any]  # keywords of a backend's own; each takes what it knows
-_WORKSPACE_BYTES = {"flashinfer": EAGER_WORKSPACE_BYTES, "triton": SCRATCH_BYTES}
 _INSTEAD = "or use --attention-backend torch, which is slower"
 
 
@@ -37,17 +38,29 @@ def _cpu(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
 def _flashinfer(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
     if reason := why_not_flashinfer(pool):
         raise ConfigError(f"--attention-backend flashinfer: {reason}; {_INSTEAD}")
-    known = {name: value for name, value in options.items() if name in ("cost", "fixed_split_pages")}
-    return _warmed_up("flashinfer", pool, lambda: FlashInferBackend(pool, num_heads, **known), "nvcc, a C++ compiler and ninja")
+    known = {name: value for name, value in options.items() if name in ("cost", "fixed_split_pages", "workspace_bytes")}
+    needs = _Needs("nvcc, a C++ compiler and ninja", INSTALL, known.get("workspace_bytes", WORKSPACE_BYTES) + EAGER_INT_WORKSPACES_BYTES)
+    return _warmed_up("flashinfer", pool, lambda: FlashInferBackend(pool, num_heads, **known), needs)
 
 
 def _triton(pool: KVPool, num_heads: int, options: Options) -> AttentionBackend:
     if reason := why_not_triton(pool, num_heads):
         raise ConfigError(f"--attention-backend triton: {reason}; {_INSTEAD}")
-    return _warmed_up("triton", pool, lambda: TritonBackend(pool, num_heads), "a C compiler, and the Triton that its torch asks for")
+    needs = _Needs("a C compiler, and the Triton that its torch asks for", "pip install triton", SCRATCH_BYTES)
+    return _warmed_up("triton", pool, lambda: TritonBackend(pool, num_heads), needs)
 
 
-def _warmed_up(name: str, pool: KVPool, make: Callable[[], FlashInferBackend | TritonBackend], needs: str) -> AttentionBackend:
+class _Needs(NamedTuple):
+    to_compile: str
+    install: str
+    num_bytes: int  # of workspaces
+
+
+# what a package says of which a part is missing, or that was written for other callers
+_WRONG_PACKAGE = (AttributeError, ImportError, TypeError)
+
+
+def _warmed_up(name: str, pool: KVPool, make: Callable[[], FlashInferBackend | TritonBackend], needs: _Needs) -> AttentionBackend:
     """ConfigError, in one line, where its kernels do not compile or run; the error's own lines are in the traceback. DeviceMemoryError and
     DeviceError are no reason to try another backend: it would find the same."""
     try:
@@ -58,18 +71,20 @@ def _warmed_up(name: str, pool: KVPool, make: Callable[[], FlashInferBackend | T
         raise
     except Exception as error:  # whatever an allocator, a compiler, a loader or a driver says
         if device_state.is_out_of_memory(error):
-            raise DeviceMemoryError(_memory_sentence(name, pool, error)) from error
+            raise DeviceMemoryError(_memory_sentence(name, needs.num_bytes, pool, error)) from error
         device_state.check_usable(pool.device, error, f"--attention-backend {name}", "with another one, such as torch")
         what = f"{type(error).__name__}: {device_state.first_line(error)}"
-        raise ConfigError(
-            f"--attention-backend {name}: its kernels cannot be compiled or run here ({what}); they need {needs}; {_INSTEAD}"
-        ) from error
+        if isinstance(error, _WRONG_PACKAGE):
+            why = f"the installed package is broken, or a version that this one cannot use ({what}); {needs.install}"
+        else:
+            why = f"its kernels cannot be compiled or run here ({what}); they need {needs.to_compile}"
+        raise ConfigError(f"--attention-backend {name}: {why}; {_INSTEAD}") from error
     return backend
 
 
-def _memory_sentence(name: str, pool: KVPool, error: BaseException) -> str:
+def _memory_sentence(name: str, num_bytes: int, pool: KVPool, error: BaseException) -> str:
     return (
-        f"--attention-backend {name}: no memory for its {_WORKSPACE_BYTES[name] / 2**20:.0f} MiB of workspaces and its kernels: "
+        f"--attention-backend {name}: no memory for its {num_bytes / 2**20:.0f} MiB of workspaces and its kernels: "
         f"{device_state.free_memory(pool.device)} beside a KV pool of {pool.size_bytes / 2**20:.0f} MiB "
         f"({pool.num_pages * pool.page_size} tokens); lower --max-total-tokens or --mem-fraction-static, or end what else uses the "
         f"device ({device_state.first_line(error)})"

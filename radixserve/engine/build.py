@@ -19,6 +19,7 @@ from radixserve.engine.graphs import (
     capture_graphs,
     graph_capture,
     plan_graphs,
+    refuse_gpu_flags,
     refuse_idle_flags,
     say_that_there_are_none,
 )
@@ -29,7 +30,7 @@ from radixserve.engine.pipeline import Overlapped
 from radixserve.engine.pool import affordable_pages, allocate, check_stored_dtype
 from radixserve.engine.threads import cpu_quota, limit_threads
 from radixserve.errors import ConfigError, DeviceMemoryError
-from radixserve.kv import KVPool
+from radixserve.kv import KVPool, device_state
 from radixserve.kv.device_state import first_line, free_memory, is_out_of_memory
 from radixserve.models.config import ModelConfig, load_model_config
 from radixserve.models.decoder import Decoder
@@ -70,6 +71,13 @@ def build_engine(config: EngineConfig) -> Engine:
 
 def _build(config: EngineConfig, location: ModelLocation, model_config: ModelConfig, workers: "Workers | None" = None) -> Engine:
     device = rank_device(config, rank=0)
+    with device_state.current(device):
+        return _build_on(device, config, location, model_config, workers)
+
+
+def _build_on(
+    device: torch.device, config: EngineConfig, location: ModelLocation, model_config: ModelConfig, workers: "Workers | None"
+) -> Engine:
     group = RankGroup(0, config.tp_size, device) if workers else None
     decoder = load_rank(config, model_config, location.path, device, group)
     capture = graph_capture(device)
@@ -78,15 +86,15 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
     if workers:
         num_pages = min(num_pages, workers.wait_loaded())
     pool, page_table = allocate(config, decoder.config, num_pages, decoder.dtype, device)
-    num_heads, options = decoder.config.num_heads, attention_options(config)
+    num_heads, options = decoder.config.num_heads, attention_options(config, decoder.config, graph_plan)
     attention: AttentionBackend = make_attention_backend(config.attention_backend, pool, num_heads, options)
     refuse_idle_flags(config, attention.name)
     say_that_there_are_none(config, attention.name, capture)
     if workers and group:
         workers.allocate(num_pages, attention.name)
-        group.connect(workers.directory)
         if device.type == "cuda":  # gloo sees that a peer is gone; NCCL's kernels wait
             workers.on_death(group.abort)
+        group.connect(workers.directory)
     graphs = capture_graphs(graph_plan, decoder, attention, page_table, capture)
     settle_kernels(config, model_config, decoder, attention.name)
     if config.profile_steps and device.type == "cpu" and not decoder.attends_natively(attention):
@@ -110,12 +118,10 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
 
 
 def rank_device(config: EngineConfig, rank: int) -> torch.device:
-    """Where a rank computes; there is one device per rank."""
-    if config.device != "cuda" or config.tp_size == 1:
+    """Where a rank computes; there is one device per rank. With its number: a thread of the engine's own may have another current one."""
+    if config.device != "cuda":
         return torch.device(config.device)
-    device = torch.device("cuda", rank)
-    torch.cuda.set_device(device)
-    return device
+    return torch.device("cuda", rank if config.tp_size > 1 else torch.cuda.current_device())
 
 
 def load_rank(
@@ -163,6 +169,7 @@ def resolve_config(config: EngineConfig, model: ModelConfig) -> EngineConfig:
         raise ConfigError("--mem-fraction-static is for a GPU; on a CPU give --max-total-tokens")
     if config.cuda_graph_max_bs != EngineConfig().cuda_graph_max_bs and (config.disable_cuda_graph or config.tp_size > 1):
         raise ConfigError("--cuda-graph-max-bs: there are no graphs with --disable-cuda-graph, and none with --tp-size above 1")
+    refuse_gpu_flags(config, device)
     if config.random_seed and config.load_format != "dummy":
         raise ConfigError(
             f"--random-seed: it is the seed of dummy weights, expected --load-format dummy with it, got {config.load_format}; "

@@ -4,6 +4,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from radixserve.attention.flashinfer_workspace import WORKSPACE_BYTES
 from radixserve.errors import DeviceMemoryError
 from radixserve.models.config import ModelConfig
 from radixserve.runner.logprobs import ROWS_AT_ONCE
@@ -11,7 +12,9 @@ from radixserve.runner.sampler import ROWS_SORTED_AT_ONCE
 
 DEFAULT_FRACTION = 0.92  # of all memory: what the driver, cuBLAS and the allocator's rounding take is beside it
 _LIBRARY_BYTES = 256 << 20  # cuBLAS workspaces and compiled kernels, loaded at the first step
-_ATTENTION_BYTES = 192 << 20  # FlashInfer's workspaces; Triton's scratch, which is there instead of them, is less
+_ATTENTION_BYTES = (
+    64 << 20
+)  # FlashInfer's workspaces of integers, beside what is counted for it; or Triton's scratch, which is there instead
 _GRAPH_BYTES = 4 << 20  # the kernels' arguments and the attention's workspace of one graph
 _ALLOCATOR_SLACK = 1.25
 
@@ -50,9 +53,17 @@ class Reserve:
 
 
 def estimate_reserve(
-    model: ModelConfig, dtype: torch.dtype, num_tokens: int, num_rows: int, graphs: list[int], num_indices: int, num_ranks: int = 1
+    model: ModelConfig,
+    dtype: torch.dtype,
+    num_tokens: int,
+    num_rows: int,
+    graphs: list[int],
+    num_indices: int,
+    num_ranks: int = 1,
+    workspace_bytes: int = WORKSPACE_BYTES,
 ) -> Reserve:
-    """model: a rank's part; num_tokens: of the largest step; graphs: rows of each; num_indices: page ids that graphs can take."""
+    """model: a rank's part; num_tokens: of the largest step; graphs: rows of each; num_indices: page ids that graphs can
+    take; workspace_bytes: of attention's partial results."""
     # the widest moment of a layer: hidden and its norm, and either q, k, v and what attention makes of them, or gate, up and their product
     heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     widest = 3 * model.hidden_size + max(2 * heads, 3 * model.intermediate_size)
@@ -68,7 +79,7 @@ def estimate_reserve(
         sampling=int(max(by_sampling, by_logprobs) * model.vocab_size * _ALLOCATOR_SLACK),
         penalties=num_rows * model.vocab_size * PENALTY_BYTES,
         graphs=int(max(graphs, default=0) * token_bytes * _ALLOCATOR_SLACK) + len(graphs) * _GRAPH_BYTES + 4 * num_indices,
-        attention=_ATTENTION_BYTES,
+        attention=_ATTENTION_BYTES + workspace_bytes,
         nccl=_NCCL_BYTES if num_ranks > 1 else 0,
         libraries=_LIBRARY_BYTES,
     )

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 
 from radixserve.attention.backend import AttentionBackend
-from radixserve.config import EngineConfig
+from radixserve.attention.flashinfer_workspace import Workspace, size_workspace
+from radixserve.config import EngineConfig, flag_of
 from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.kv import PageTable
 from radixserve.kv.device_state import first_line, free_memory, is_out_of_memory
+from radixserve.models.config import ModelConfig
 from radixserve.runner.decode_graphs import Capture, CudaCapture, DecodeGraphs, ForwardContract, graph_sizes
 
 logger = logging.getLogger("radixserve.engine")
@@ -74,25 +76,57 @@ def say_that_there_are_none(config: EngineConfig, attention_name: str, capture: 
     )
 
 
-def attention_options(config: EngineConfig) -> dict[str, object]:
-    """Keywords for attention/registry.py, of the flags that are for some backends only."""
-    options: dict[str, object] = {}
-    if config.disable_cascade_attention:
-        options["cost"] = None
-    if config.repeatable_attention:
+FIXED_SPLIT_TOKENS = 2048
+
+
+def attention_workspace(config: EngineConfig, model: ModelConfig, graphs: GraphPlan) -> Workspace:
+    """What FlashInfer needs for any step of this engine; `model` is the rank's own part."""
+    num_rows, context_length, page_size = config.scheduler.max_running_requests, config.context_length, config.cache.page_size
+    assert num_rows is not None and context_length is not None
+    return size_workspace(
+        model.num_heads,
+        model.num_kv_heads,
+        model.head_dim,
+        num_rows=num_rows,
+        pages_per_row=-(-context_length // page_size),
+        num_graph_rows=max(graphs.sizes, default=0),
+        fixed_split_pages=max(1, FIXED_SPLIT_TOKENS // page_size) if config.repeatable_attention else None,
+    )
+
+
+def attention_options(config: EngineConfig, model: ModelConfig, graphs: GraphPlan) -> dict[str, object]:
+    """Keywords for attention/registry.py, of what is for some backends only; `model` is the rank's own part."""
+    workspace = attention_workspace(config, model, graphs)
+    options: dict[str, object] = {"workspace_bytes": workspace.num_bytes}
+    if config.disable_cascade_attention or config.repeatable_attention:
         options["cost"] = None  # when a group is found depends on earlier steps
-        options["fixed_split_pages"] = max(1, FIXED_SPLIT_TOKENS // config.cache.page_size)
+    if config.repeatable_attention:
+        options["fixed_split_pages"] = workspace.fixed_split_pages
     return options
 
 
-FIXED_SPLIT_TOKENS = 2048
+def refuse_gpu_flags(config: EngineConfig, device: str) -> None:
+    """ConfigError, before anything is loaded, for what FlashInfer alone can do where it cannot be had; what `auto` finds shows later."""
+    if device == "cuda":
+        if config.attention_backend != "auto":
+            refuse_idle_flags(config, config.attention_backend)
+        return
+    for name in ("cuda_graph_max_bs", "disable_cuda_graph", "disable_cascade_attention", "repeatable_attention"):
+        if getattr(config, name) != _DEFAULTS[name]:
+            raise ConfigError(f"{flag_of(name)}: expected a CUDA device, got {device}")
+    if config.attention_backend == "flashinfer":
+        if config.cache.kv_cache_dtype != "auto":
+            raise ConfigError(f"--kv-cache-dtype {config.cache.kv_cache_dtype}: expected a CUDA device, got {device}")
+        raise ConfigError(f"--attention-backend flashinfer: expected a CUDA device, got {device}; use auto")
+
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
 
 
 def refuse_idle_flags(config: EngineConfig, attention_name: str) -> None:
     """ConfigError for a flag that the chosen attention backend would ignore."""
     if attention_name == "flashinfer":
         return
-    defaults = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
     for name in ("cuda_graph_max_bs", "disable_cascade_attention", "repeatable_attention"):
-        if getattr(config, name) != defaults[name]:
-            raise ConfigError(f"--{name.replace('_', '-')}: expected --attention-backend flashinfer, got {attention_name}")
+        if getattr(config, name) != _DEFAULTS[name]:
+            raise ConfigError(f"{flag_of(name)}: expected --attention-backend flashinfer, got {attention_name}")

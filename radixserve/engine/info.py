@@ -47,5 +47,5 @@ class EngineInfo:
             return ""
         return (
             f"the pool's {self.max_total_tokens} tokens are less than the context of {self.context_length}: a request that needs more "
-            "is refused (--max-total-tokens)"
+            "is refused (--max-total-tokens, --context-length)"
         )

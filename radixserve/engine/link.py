@@ -114,3 +114,4 @@ class ProcessLink:
         self._context.term()
         if self._directory is not None:
             self._directory.remove()
+        wire.sweep()  # that in which ranks met is left by an engine that was killed

@@ -49,18 +49,28 @@ class OneByOne:
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
         self._batch: ScheduledBatch | None = None
+        self._error: BaseException | None = None
 
     def __len__(self) -> int:
         return self._batch is not None
 
     def submit(self, batch: ScheduledBatch) -> None:
         assert self._batch is None, "expected the last step to be collected first"
+        if self._error is not None:
+            raise self._error
         self._batch = batch
 
     def collect(self) -> StepOutput:
         assert self._batch is not None, "expected a step under way"
-        batch, self._batch = self._batch, None
-        return self.runner.execute(batch)
+        if self._error is not None:
+            raise self._error
+        try:
+            output = self.runner.execute(self._batch)
+        except BaseException as error:
+            self._error = error  # the step stays under way, as the scheduler believes: whoever asks for it again hears why
+            raise
+        self._batch = None
+        return output
 
 
 class Overlapped:

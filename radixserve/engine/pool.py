@@ -6,7 +6,7 @@ import torch
 
 from radixserve.config import EngineConfig
 from radixserve.engine.gpu_memory import Reserve, division, estimate_reserve, gpu_pool_bytes
-from radixserve.engine.graphs import GraphPlan
+from radixserve.engine.graphs import GraphPlan, attention_workspace
 from radixserve.engine.memory import cpu_pool_bytes, free_bytes
 from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.kv import KVPool, PageTable, bytes_per_token
@@ -48,7 +48,9 @@ def affordable_pages(config: EngineConfig, model: ModelConfig, decoder: Decoder 
 def _reserve(config: EngineConfig, decoder: Decoder | PackedDecoder, graphs: GraphPlan) -> Reserve:
     rows, chunk = config.scheduler.max_running_requests, config.scheduler.chunked_prefill_size
     assert rows is not None and chunk is not None
-    return estimate_reserve(decoder.config, decoder.dtype, chunk, rows, graphs.sizes, graphs.num_indices, config.tp_size)
+    workspace = attention_workspace(config, decoder.config, graphs)
+    sizes = graphs.sizes, graphs.num_indices, config.tp_size, workspace.num_bytes
+    return estimate_reserve(decoder.config, decoder.dtype, chunk, rows, *sizes)
 
 
 def _checked_tokens(num_tokens: int, page_size: int, token_bytes: int, device: torch.device) -> int:

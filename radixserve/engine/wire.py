@@ -147,7 +147,7 @@ class SocketDirectory:
 
     def __init__(self) -> None:
         parent = _short_parent()
-        _sweep(parent)
+        sweep(parent)
         self._path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         self.address = f"ipc://{self._path / 'wire'}"
         self._lock = os.open(self._path / "new", os.O_CREAT | os.O_RDWR, 0o600)
@@ -165,9 +165,10 @@ class SocketDirectory:
             self._lock = -1
 
 
-def _sweep(parent: str) -> None:
-    """Remove what is ours, private, and whose lock nobody holds; whatever is in doubt stays."""
-    for path in Path(parent).glob(f"{_PREFIX}????????"):
+def sweep(parent: str | None = None) -> None:
+    """Remove directories in `parent`, by default where the next one will be, that are ours, private, and whose lock nobody holds; whatever
+    is in doubt stays."""
+    for path in Path(parent or _short_parent()).glob(f"{_PREFIX}????????"):
         with contextlib.suppress(OSError):
             status = path.lstat()
             if not stat.S_ISDIR(status.st_mode) or stat.S_IMODE(status.st_mode) != 0o700 or status.st_uid != os.getuid():

@@ -4,9 +4,17 @@ A kernel's error comes to light at whichever call waits for the device next. So 
 after it, and the error is its own.
 """
 
+import contextlib
+
 import torch
 
 from radixserve.errors import DeviceError
+
+
+def current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Inside, `device` is what kernels without a tensor's own guard are launched on, and events recorded on; afterwards the thread's own
+    choice holds again, which is the user's where this is a library in a process of his."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def is_out_of_memory(error: BaseException) -> bool:

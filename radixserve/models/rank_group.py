@@ -6,6 +6,7 @@ sent: tensors of known shape and type. The process groups are plain objects here
 
 import contextlib
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +31,19 @@ class _Collectives(Protocol):
     def abort(self) -> None: ...
 
 
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Where ranks meet before they use the links between GPUs, unless the user has said. Rank 0 is in his process: it is taken back."""
+    if "NCCL_SOCKET_IFNAME" in os.environ:
+        yield
+        return
+    os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    try:
+        yield
+    finally:
+        del os.environ["NCCL_SOCKET_IFNAME"]
+
+
 class RankGroup:
     """Every rank makes the same calls with tensors of the same shapes, in the same order. connect() comes before all of them."""
 
@@ -42,13 +56,14 @@ class RankGroup:
 
     def connect(self, directory: Path) -> None:
         """Meet the other ranks through a file in `directory`, private to them. RankLostError if one does not come."""
-        try:
-            store = dist.FileStore(str(directory / "ranks"), self.size)  # type: ignore[attr-defined]  # documented, and not in the stubs' __all__
-            store.set_timeout(CONNECT_TIMEOUT)
-            self._group = self._nccl(store) if self.device.type == "cuda" else self._gloo(store)
-        except RuntimeError as error:
-            raise RankLostError(str(error)) from error
-        self.sum(torch.zeros(1, device=self.device))
+        with _loopback() if self.device.type == "cuda" else contextlib.nullcontext():
+            try:
+                store = dist.FileStore(str(directory / "ranks"), self.size)  # type: ignore[attr-defined]  # documented, and not in the stubs' __all__
+                store.set_timeout(CONNECT_TIMEOUT)
+                self._group = self._nccl(store) if self.device.type == "cuda" else self._gloo(store)
+            except RuntimeError as error:
+                raise RankLostError(str(error)) from error
+            self.sum(torch.zeros(1, device=self.device))  # at which NCCL reads its environment, meets, and takes its buffers
 
     def _gloo(self, store: Any) -> Any:
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # without options it listens on other addresses too
@@ -57,7 +72,6 @@ class RankGroup:
         return dist.ProcessGroupGloo(store, self.rank, self.size, options)
 
     def _nccl(self, store: Any) -> Any:
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # where ranks meet before they use the links between GPUs
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = COLLECTIVE_TIMEOUT
         return dist.ProcessGroupNCCL(store, self.rank, self.size, options)

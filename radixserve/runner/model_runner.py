@@ -17,7 +17,7 @@ from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.batch import ForwardBatch
 from radixserve.attention.timed import TimedAttention
 from radixserve.core import RowLogprobs, ScheduledBatch, StepOutput, TokenLogprob
-from radixserve.kv import KVPool, PageTable, pinned
+from radixserve.kv import KVPool, PageTable, device_state, pinned
 from radixserve.runner.adjustments import LogitAdjustments
 from radixserve.runner.batch_builder import build_forward_batch, check_rows
 from radixserve.runner.decode_graphs import DecodeGraphs
@@ -92,6 +92,10 @@ class ModelRunner:
 
         One thread launches all steps.
         """
+        with device_state.current(self._pool.device):  # a thread begins with the first one
+            return self._launch(batch)
+
+    def _launch(self, batch: ScheduledBatch) -> PendingStep:
         started, waited, clock = time.perf_counter(), self._seconds_waited(), StepClock(self._pool.device)
         self._apply_slot_changes(batch)
         if not batch.rows:

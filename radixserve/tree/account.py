@@ -62,13 +62,17 @@ def check_tree(tree: RadixTree) -> None:
 
 def check_pages(pool: PagePool, tree: RadixTree | None, private: Iterable[IntArray]) -> None:
     """Each page of the pool has exactly one owner. AssertionError names the pages that have none or several."""
-    owned: list[int] = [*pool.free_ids(), *chain.from_iterable(private)]
-    if tree is not None:
-        owned.extend(chain.from_iterable(node.pages for node in tree.nodes() if node.pages is not None))
-    distinct = set(owned)
-    if len(owned) == len(distinct) == pool.num_pages and min(distinct) == 1 and max(distinct) == pool.num_pages:
-        return
-    counts = Counter(owned)
+    import numpy as np  # the rest of this package does without
+
+    of_tree = () if tree is None else (node.pages for node in tree.nodes() if node.pages is not None)
+    owned = np.frombuffer(b"".join(chain((pool.free_ids(),), private, of_tree)), dtype=np.intc)
+    # a pool of millions of pages is recounted between two requests: as many ids as pages, all in range, and each place marked
+    if len(owned) == pool.num_pages and owned.min() == 1 and owned.max() == pool.num_pages:
+        marks = np.zeros(pool.num_pages + 1, dtype=np.bool_)
+        marks[owned] = True
+        if marks[1:].all():
+            return
+    counts = Counter(owned.tolist())
     wrong = [page_id for page_id in {*counts, *range(1, pool.num_pages + 1)} if counts[page_id] != 1 or not 0 < page_id <= pool.num_pages]
     raise AssertionError(
         f"{len(wrong)} pages have no owner or several, the first ones: " + ", ".join(f"{page} ({counts[page]})" for page in wrong[:8])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from radixserve.core import SamplingParams
+from radixserve.engine import pool
 from radixserve.engine.build import resolve_config
 from radixserve.engine.llm import LLM, engine_config
 from radixserve.errors import ConfigError
@@ -41,9 +42,16 @@ def test_a_small_chunk_lowers_the_default_number_of_rows(tiny_model: Tiny) -> No
         ({"attention_backend": "fa4"}, "--attention-backend: expected one of"),
         (
             {"attention_backend": "flashinfer", "max_total_tokens": 64},
-            "--attention-backend flashinfer: expected a CUDA device, got cpu; or use",
+            "--attention-backend flashinfer: expected a CUDA device, got cpu; use auto",
         ),
-        ({"cuda_graph_max_bs": 8, "max_total_tokens": 64}, "--cuda-graph-max-bs: expected --attention-backend flashinfer, got "),
+        ({"cuda_graph_max_bs": 8, "max_total_tokens": 64}, "--cuda-graph-max-bs: expected a CUDA device, got cpu"),
+        ({"disable_cuda_graph": True}, "--disable-cuda-graph: expected a CUDA device, got cpu"),
+        ({"disable_cascade_attention": True}, "--disable-cascade-attention: expected a CUDA device, got cpu"),
+        ({"repeatable_attention": True}, "--repeatable-attention: expected a CUDA device, got cpu"),
+        (
+            {"kv_cache_dtype": "fp8_e4m3", "attention_backend": "flashinfer"},
+            "--kv-cache-dtype fp8_e4m3: expected a CUDA device, got cpu$",
+        ),
         ({"cuda_graph_max_bs": 8, "disable_cuda_graph": True}, "--cuda-graph-max-bs: there are no graphs with --disable-cuda-graph"),
         ({"cuda_graph_max_bs": 8, "tp_size": 2}, "--cuda-graph-max-bs: there are no graphs with .*, and none with --tp-size above 1"),
         ({"max_total_tokens": 10**20}, "--max-total-tokens: expected at most 2147483647"),
@@ -82,6 +90,16 @@ def test_a_pool_below_the_context_is_told(tiny_model: Tiny, caplog: pytest.LogCa
     caplog.clear()
     assert LLM(str(tiny_model("llama", True)), max_total_tokens=64, **options).engine.info.overlap_schedule == "off"
     assert "less than the context" not in caplog.text
+
+
+def test_a_pool_that_memory_makes_small_is_told_too(
+    tiny_model: Tiny, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU with little left beside the weights: what is refused is a pool of less than one page, no more."""
+    monkeypatch.setattr(pool, "cpu_pool_bytes", lambda: 50_000)
+    info = LLM(str(tiny_model("llama", True)), device="cpu", dtype="float32").engine.info
+    assert 0 < info.max_total_tokens < info.context_length == 2048
+    assert f"the pool's {info.max_total_tokens} tokens are less than the context of 2048" in caplog.text
 
 
 def test_float16_on_a_cpu_says_why_it_is_plain_torch(tiny_model: Tiny, caplog: pytest.LogCaptureFixture) -> None:

@@ -122,6 +122,21 @@ def test_a_launch_that_was_refused_is_no_end(
         make(pool, "triton")
 
 
+@pytest.mark.parametrize("error", [AttributeError("module 'flashinfer' has no attribute 'Batch'"), TypeError("unexpected keyword")])
+@pytest.mark.parametrize("at_warm_up", [True, False], ids=["warm-up", "constructor"])
+def test_another_version_is_no_missing_compiler(pool: KVPool, error: Exception, at_warm_up: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Backend, "harm", error)
+    monkeypatch.setattr(Backend, "at_warm_up", at_warm_up)
+    monkeypatch.setattr(registry, "why_not_flashinfer", lambda pool: None)
+    monkeypatch.setattr(registry, "FlashInferBackend", Backend)
+    for name in ("flashinfer", "triton"):
+        with pytest.raises(
+            ConfigError, match=rf"the installed package is broken, or a version .* \({type(error).__name__}: .*\); pip"
+        ) as caught:
+            make(pool, name)
+        assert "compiler" not in caught.value.message
+
+
 def test_what_failed_before_is_not_blamed_on_attention(device: Device, pool: KVPool) -> None:
     device.fail(SICK, is_gone=True)
     with pytest.raises(DeviceError, match=r"^cpu: loading the model failed: CUDA error: an illegal"):

@@ -1,6 +1,7 @@
 """FlashInferBackend through FlashInfer's own wrappers, over the checking reference, against dense float64 attention in a poisoned pool."""
 
 import inspect
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -8,10 +9,13 @@ import pytest
 import torch
 
 from radixserve.attention.decode_groups import SharingCost
+from radixserve.attention.flashinfer_workspace import WORKSPACE_BYTES, size_workspace
+from radixserve.core import PageWrite, ScheduledBatch, ScheduledRow
 from radixserve.errors import ConfigError
-from radixserve.kv import KVPool
+from radixserve.kv import KVPool, PageTable
+from radixserve.runner.batch_builder import build_forward_batch
 from tests.cpu.test_torch_backend import MIXED, ROWS, TOLERANCE, Case, dense, make_case
-from tests.support.flashinfer_reference import FP8, Reference, nearest_fp8
+from tests.support.flashinfer_reference import FP8, Reference, nearest_fp8, reserve
 
 flashinfer = pytest.importorskip("flashinfer", reason="flashinfer-python is not installed (make install does it)")
 
@@ -187,6 +191,41 @@ def test_what_sharing_must_save(reference: Reference) -> None:
     assert not backend.prefers_eager(case.batch)
     backend = FlashInferBackend(case.pool, 6, cost=SharingCost(bytes_per_s=saved, launch_s=0.5, without_graph_s=0.4))
     assert backend.prefers_eager(case.batch)
+
+
+LARGEST = [(256, 131072, 16), (255, 16384, 16), (512, 32768, 1), (3000, 8192, 16)]
+
+
+@pytest.mark.parametrize("heads", [(32, 8, 128), (40, 40, 128), (64, 64, 128), (9, 3, 64), (32, 1, 128), (71, 1, 64), (16, 16, 256)])
+@pytest.mark.parametrize(("num_rows", "context_length", "page_size"), LARGEST)
+def test_the_workspace_holds_the_largest_steps(heads: tuple[int, int, int], num_rows: int, context_length: int, page_size: int) -> None:
+    """Of --repeatable-attention and of graphs, by the planner's arithmetic (the compiled one agrees: docs/gpu-checks.md), and no more."""
+    pages_per_row, num_graph_rows = -(-context_length // page_size), min(num_rows, 512)
+    for split in (None, 2048 // page_size):
+        largest = {"num_rows": num_rows, "pages_per_row": pages_per_row, "num_graph_rows": num_graph_rows}
+        num_bytes, pages = size_workspace(*heads, **largest, fixed_split_pages=split)
+        assert num_bytes <= 512 << 20 and (split is None or (pages is not None and pages >= split))
+        n = num_graph_rows if split is None else num_rows
+        num_cuts = None if pages is None else torch.full((n,), -(-pages_per_row // pages))
+        q_lens = torch.ones(n, dtype=torch.int32)
+        reserve(torch.empty(num_bytes, dtype=torch.uint8, device="meta"), *heads, q_lens, num_cuts, split is None)
+        if num_bytes > WORKSPACE_BYTES:
+            with pytest.raises(RuntimeError, match="Buffer overflow"):
+                reserve(torch.empty(num_bytes - 1024, dtype=torch.uint8, device="meta"), *heads, q_lens, num_cuts, split is None)
+
+
+def test_fixed_cuts_of_many_long_rows_need_their_workspace(reference: Reference) -> None:
+    """32 heads over 8 of 128: what the 128 MiB that do for all else cannot hold."""
+    pool = KVPool(1, 8, 64, 8, 128, BF16)
+    table = PageTable(256, 256, 64)
+    rows = [ScheduledRow(slot, 256 * 64 - 1, 1, array("i")) for slot in range(256)]
+    for row in rows:
+        table.write(row.slot, PageWrite(0, array("i", [1, 2, 3, 4, 5, 6, 7, 8] * 32)))
+    batch = build_forward_batch(ScheduledBatch(0, tuple(rows)), table, torch.zeros(256, dtype=torch.int64), pool.device)
+    with pytest.raises(RuntimeError, match="batch_prefill_tmp_s"):
+        FlashInferBackend(pool, 32, cost=None, fixed_split_pages=32).plan(batch)
+    size, pages = size_workspace(32, 8, 128, num_rows=256, pages_per_row=256, num_graph_rows=0, fixed_split_pages=32)
+    FlashInferBackend(pool, 32, cost=None, fixed_split_pages=pages, workspace_bytes=size).plan(batch)
 
 
 def test_a_broken_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

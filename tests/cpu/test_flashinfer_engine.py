@@ -64,9 +64,10 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     made.reference.on_kernel = made.recorder.kernel
     monkeypatch.setattr(registry, "why_not_flashinfer", lambda pool: None)
     monkeypatch.setattr(build, "graph_capture", lambda device: made.recorder)
+    monkeypatch.setattr(build, "refuse_gpu_flags", lambda config, device: None)
     monkeypatch.setattr(model_runner, "Uploader", partial(Uploader, is_packed=True))
     plain = graphs.attention_options
-    monkeypatch.setattr(build, "attention_options", lambda config: {"cost": made.cost[0]} | plain(config))
+    monkeypatch.setattr(build, "attention_options", lambda *given: {"cost": made.cost[0]} | plain(*given))
     return made
 
 

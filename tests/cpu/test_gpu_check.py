@@ -1,5 +1,6 @@
 """bench.gpu_check's own manners: it goes on after a failure, tells right from wrong, and its checks can fail."""
 
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 
 pytest.importorskip("flashinfer", reason="flashinfer-python is not installed (make install does it)")
 
+import bench.gpu_check
 from bench.gpu_correctness import check_backend, check_engine, check_graph, check_triton
 from bench.gpu_report import Report
 from bench.gpu_shapes import SMALL, shrunk
@@ -35,6 +37,7 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[GraphRecorder]:
     reference.on_kernel = made.kernel
     monkeypatch.setattr(registry, "why_not_flashinfer", lambda pool: None)
     monkeypatch.setattr(build, "graph_capture", lambda device: made)
+    monkeypatch.setattr(build, "refuse_gpu_flags", lambda config, device: None)
     with torch.inference_mode():
         yield made
 
@@ -72,6 +75,50 @@ def test_it_runs_where_there_is_torch_and_little_else() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_budget_of_nothing_and_a_check_of_nothing_are_no_success(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench.gpu_check.torch.cuda, "is_available", lambda: True)
+    for budget in ("0", "-1", "nan"):
+        monkeypatch.setattr(sys, "argv", ["gpu_check", "--budget-s", budget])
+        with pytest.raises(SystemExit) as caught:
+            bench.gpu_check.main()
+        assert caught.value.code == 2 and "--budget-s: expected more than 0 seconds" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["gpu_check", "--budget-s", "1e-9"])
+    assert bench.gpu_check.main() == 2
+    assert "0 right, 0 wrong" in capsys.readouterr().out
+
+
+PYTHON = """#!/bin/sh
+echo "$@" >> "$LOG"
+case "$*" in
+    *"-m pip"*bad.whl*) exit 1 ;;
+    *"import bench"*) [ -z "$LACKS" ] || { echo "Traceback
+ModuleNotFoundError: $LACKS" >&2; exit 1; } ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("lacks", ["", "No module named 'torch'"])
+def test_the_script_leaves_out_wheels_that_fail_and_says_what_is_missing(tmp_path: Path, lacks: str) -> None:
+    for folder in ("bench", ".whl"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "bench/gpu_check.sh").write_text((ROOT / "bench/gpu_check.sh").read_text())
+    for name in ("bad.whl", "good.whl"):
+        (tmp_path / ".whl" / name).touch()
+    python, log = tmp_path / "python", tmp_path / "log"
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    environment = os.environ | {"PYTHON": str(python), "LOG": str(log), "LACKS": lacks}
+    command = ["bash", str(tmp_path / "bench/gpu_check.sh"), "--only", "time"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    calls = log.read_text().splitlines()
+    assert "left out .whl/bad.whl" in done.stderr and calls[2].endswith(" .whl/good.whl")
+    assert done.returncode == (2 if lacks else 0)
+    assert (calls[-1] == "-m bench.gpu_check --only time") is not bool(lacks)
+    assert f"cannot run the check: ModuleNotFoundError: {lacks}" in done.stderr or not lacks
+
+
 def test_a_report_goes_on_and_counts(capsys: pytest.CaptureFixture[str]) -> None:
     def fail(report: Report) -> None:
         raise ValueError("no such kernel\nand more")
@@ -93,7 +140,7 @@ def test_the_backend_and_its_graph_are_right(recorder: GraphRecorder) -> None:
     report = Report(60.0)
     check_backend(report, (9, 3, 64), 16, CPU)
     check_graph(report, (9, 3, 64), 16, CPU, recorder)
-    assert [result.is_right for result in report.results] == [True] * 7
+    assert [result.is_right for result in report.results] == [True] * 9
 
 
 def test_numbers_of_8_bits_are_right(recorder: GraphRecorder) -> None:
@@ -101,6 +148,7 @@ def test_numbers_of_8_bits_are_right(recorder: GraphRecorder) -> None:
     check_backend(report, (4, 2, 128), 16, CPU, FP8)
     assert [(result.name, result.is_right) for result in report.results][::2] == [
         ("attention/mixed, fp8", True),
+        ("attention/cut, fp8", True),
         ("attention/shared, fp8", True),
     ]
 
@@ -110,7 +158,7 @@ def test_a_wrong_backend_is_found(recorder: GraphRecorder, monkeypatch: pytest.M
     monkeypatch.setattr(FlashInferBackend, "run", lambda self, layer, q, k, v: plain(self, layer, q * 1.05, k, v))
     report = Report(60.0)
     check_backend(report, (9, 3, 64), 16, CPU)
-    assert report.num_wrong == 2
+    assert report.num_wrong == 3
 
 
 def test_a_wrong_triton_backend_is_found(recorder: GraphRecorder, monkeypatch: pytest.MonkeyPatch) -> None:

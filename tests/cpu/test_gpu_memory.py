@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from radixserve.attention import flashinfer_backend, triton_backend
+from radixserve.attention.flashinfer_workspace import WORKSPACE_BYTES
 from radixserve.core import Request, SamplingParams
-from radixserve.engine.build import resolve_config
+from radixserve.engine.build import rank_device, resolve_config
 from radixserve.engine.gpu_memory import Reserve, division, estimate_reserve, gpu_pool_bytes
 from radixserve.engine.graphs import GraphPlan, attention_options, plan_graphs, refuse_idle_flags, say_that_there_are_none
 from radixserve.engine.llm import engine_config
 from radixserve.engine.pool import affordable_pages
 from radixserve.errors import ConfigError, DeviceMemoryError
+from radixserve.kv import device_state
 from radixserve.models.config import ModelConfig, parse_model_config
 from radixserve.runner import sampler
 from radixserve.runner.adjustments import LogitAdjustments
@@ -108,7 +110,7 @@ def test_what_steps_need_grows_with_them(model: ModelConfig) -> None:
 
 
 def test_either_attention_backend_fits_into_what_is_kept_for_it(model: ModelConfig) -> None:
-    assert reserve_of(model).attention >= flashinfer_backend.EAGER_WORKSPACE_BYTES
+    assert reserve_of(model).attention >= WORKSPACE_BYTES + flashinfer_backend.EAGER_INT_WORKSPACES_BYTES
     assert reserve_of(model).attention >= triton_backend.SCRATCH_BYTES
 
 
@@ -167,12 +169,32 @@ def test_which_graphs_are_planned() -> None:
         ("repeatable_attention", True, {"cost": None, "fixed_split_pages": 2048}),
     ],
 )
-def test_flags_of_another_backend_are_refused(flag: str, value: object, options: dict[str, object]) -> None:
-    config = engine_config(None, {flag: value})
+def test_flags_of_another_backend_are_refused(model: ModelConfig, flag: str, value: object, options: dict[str, object]) -> None:
+    config = engine_config(None, {flag: value, "max_running_requests": 8, "context_length": 4096})
     with pytest.raises(ConfigError, match=f"--{flag.replace('_', '-')}: expected --attention-backend flashinfer, got torch"):
         refuse_idle_flags(config, "torch")
     refuse_idle_flags(config, "flashinfer")
-    assert attention_options(config) == options
+    assert attention_options(config, model, GraphPlan([], 0)) == {"workspace_bytes": WORKSPACE_BYTES} | options
+
+
+def test_flags_of_a_gpu_are_refused_before_anything_is_loaded(model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for backend in ("torch", "triton"):
+        config = engine_config(None, {"repeatable_attention": True, "attention_backend": backend, "device": "cuda"})
+        with pytest.raises(ConfigError, match=f"--repeatable-attention: expected --attention-backend flashinfer, got {backend}"):
+            resolve_config(config, model)
+
+
+def test_the_device_is_one_with_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that launches steps begins with another current one than the user's, whose own stays as it was."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    config = engine_config(None, {"device": "cuda"})
+    assert rank_device(config, 0) == torch.device("cuda", 3)
+    assert rank_device(dataclasses.replace(config, tp_size=2), 1) == torch.device("cuda", 1)
+    assert not chosen
+    assert isinstance(device_state.current(torch.device("cuda", 3)), torch.cuda.device)
 
 
 def test_kernels_without_graphs_say_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -226,5 +248,8 @@ def test_pages_of_a_gpus_pool(model: ModelConfig, monkeypatch: pytest.MonkeyPatc
         most = free // (2 * 32 * 8 * 128 * 2)
         assert pages(max_total_tokens=most) == most
         assert re.search(r"leaves 0 MiB for steps, which may need \d+ MiB \(activations", caplog.messages[0])
+    # partial results of a flag's own come out of the pool
+    long = {"context_length": 131072, "max_running_requests": 256}
+    assert plain - pages(repeatable_attention=True) < 1000 < pages(**long) - pages(**long, repeatable_attention=True) < 4000
     with pytest.raises(DeviceMemoryError, match=f"enough for {most} tokens"):
         pages(max_total_tokens=most + 1)

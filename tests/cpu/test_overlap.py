@@ -267,6 +267,23 @@ def test_what_a_step_raises_comes_to_whoever_collects_it_and_nothing_runs_behind
     assert launched == [1, 2]
 
 
+def test_without_overlap_too_every_call_says_why_a_step_failed() -> None:
+    class Failing:
+        num_calls = 0
+
+        def execute(self, batch: ScheduledBatch) -> StepOutput:
+            self.num_calls += 1
+            raise MemoryError("none left")
+
+    runner = Failing()
+    pipeline = OneByOne(runner)
+    pipeline.submit(ScheduledBatch(1, ()))
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="none left"):
+            pipeline.collect()
+    assert (len(pipeline), runner.num_calls) == (1, 1)
+
+
 def test_a_step_that_fails_while_it_is_waited_for_is_the_last_one(no_thread_stays: None) -> None:
     """As a GPU's steps do: their launch returns before they run."""
 

@@ -1,5 +1,6 @@
 """A model in parts: every rank reads its slices alone, and the ranks together compute what the whole computes. Ranks are threads here."""
 
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -120,6 +121,28 @@ def test_ranks_meet_on_loopback_only_and_a_lost_one_is_noticed(tmp_path: Path) -
     del groups[1]  # as when its process ends
     with pytest.raises(RankLostError):
         groups[0].sum(torch.ones(3))
+
+
+@pytest.mark.parametrize("given", [None, "eth0"])
+def test_nccl_meets_on_loopback_and_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    """NCCL reads the variable at the first collective; rank 0 is in the user's own process."""
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    if given:
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", given)
+    seen: list[str | None] = []
+
+    class Group:
+        def allreduce(self, tensors: list[torch.Tensor]) -> "Group":
+            seen.append(os.environ.get("NCCL_SOCKET_IFNAME"))
+            return self
+
+        def wait(self) -> None: ...
+
+    monkeypatch.setattr(RankGroup, "_nccl", lambda self, store: Group())
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: torch.ones(*size))
+    RankGroup(0, 1, torch.device("cuda", 0)).connect(tmp_path)
+    assert seen == [given or "lo"]
+    assert os.environ.get("NCCL_SOCKET_IFNAME") == given
 
 
 def listening() -> set[tuple[str, int]]:

@@ -106,6 +106,8 @@ class Reference:
         assert not is_causal or (q_lens <= seq_lens).all(), "a query before the first key sees nothing"
         assert num_heads % num_kv_heads == 0 and d_qk == d_vo and window_left == -1
         assert not (is_graph and fixed_split_size > 0), "may need more blocks than were captured"
+        split = 1 if disable_split_kv else -(-num_pages // fixed_split_size) if fixed_split_size > 0 else None
+        reserve(float_workspace, num_heads, num_kv_heads, d_qk, q_lens, split, is_graph)
         # what the real planner does: it copies, so that the caller's memory is free again once the copy has been made
         tables = (qo_indptr.clone(), kv_indptr.clone(), seq_lens.clone())
         self.plans.append(Plan(*tables, num_heads, num_kv_heads, page_size, is_graph, is_causal, fixed_split_size, disable_split_kv))
@@ -191,6 +193,40 @@ class Reference:
             s.copy_(top + torch.log2(one + two))
 
         self.on_kernel(launch)
+
+
+MULTIPROCESSORS = 132
+
+
+def reserve(
+    workspace: torch.Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_lens: torch.Tensor,
+    num_cuts: torch.Tensor | int | None,
+    is_graph: bool,
+) -> None:
+    """scheduler.cuh, PrefillPlanImpl: room for a tile of float32 results per piece; one that does not fit is an error of the step.
+
+    num_cuts: of each row's keys; None: as many as fill the GPU, at most.
+    """
+    if num_cuts is not None and not (isinstance(num_cuts, torch.Tensor) and bool((num_cuts > 1).any())):
+        return
+    group = num_heads // num_kv_heads
+    packed = q_lens * group
+    average = group if is_graph else int(packed.sum()) // len(packed)
+    tile = 128 if average > 64 and head_dim < 256 else 64 if average > 16 else 16
+    num_pieces = 2 * MULTIPROCESSORS // num_kv_heads
+    if is_graph:
+        num_pieces = max(num_pieces, -(-int(packed.sum()) // tile) + len(packed) - 1)
+    elif num_cuts is not None:
+        num_pieces = int(((packed + tile - 1) // tile * num_cuts).sum())
+    num_rows = -(-num_pieces * tile // group)
+    for name, size in (("tmp_v", num_heads * num_rows * head_dim * 4), ("tmp_s", num_heads * num_rows * 4)):
+        if size > workspace.nbytes:
+            raise RuntimeError(f"Buffer overflow when allocating memory for batch_prefill_{name} with size {size}. Increase the workspace")
+        workspace = workspace[-(-size // 16) * 16 :]
 
 
 def _take(pool: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:

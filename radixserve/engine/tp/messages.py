@@ -28,6 +28,7 @@ class Setup(msgspec.Struct, frozen=True, tag=True):
     model_path: str  # a directory with config.json
     directory: str  # where the ranks meet
     parent_pid: int
+    is_of_main_thread: bool  # spawned by it, which ends with its process and not before
     log_level: int
 
 

@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+import torch
+
 from radixserve.attention.registry import make_attention_backend
 from radixserve.engine.build import load_rank, rank_device
 from radixserve.engine.graphs import GraphPlan, attention_options
 from radixserve.engine.pool import affordable_pages, allocate
-from radixserve.engine.process import FAILED, end_without_parent
+from radixserve.engine.process import FAILED, die_with_parent, end_without_parent
 from radixserve.engine.tp import messages
 from radixserve.errors import RadixServeError
 from radixserve.models.config import load_model_config
@@ -35,7 +37,8 @@ def main() -> int:
     if not isinstance(setup, messages.Setup):
         return 1
     logging.basicConfig(level=setup.log_level, format=f"%(asctime)s rank {setup.rank}: %(message)s", datefmt="[%Y-%m-%d %H:%M:%S]")
-    end_without_parent(setup.parent_pid)
+    # the kernel's way reaches one that is stopped too; but it counts the thread that spawned this process as its parent
+    (die_with_parent if setup.is_of_main_thread else end_without_parent)(setup.parent_pid)
     try:
         _follow(setup, sys.stdin.buffer, answers)
         return 0
@@ -55,6 +58,8 @@ def _follow(setup: messages.Setup, orders: BinaryIO, answers: BinaryIO) -> None:
     config, path = setup.config, Path(setup.model_path)
     model = load_model_config(path)
     device = rank_device(config, setup.rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     group = RankGroup(setup.rank, config.tp_size, device)
     decoder = load_rank(config, model, path, device, group)
     answers.write(messages.encode(messages.Loaded(affordable_pages(config, model, decoder, NO_GRAPHS))))
@@ -62,7 +67,8 @@ def _follow(setup: messages.Setup, orders: BinaryIO, answers: BinaryIO) -> None:
     if not isinstance(order, messages.Allocate):
         return
     pool, page_table = allocate(config, decoder.config, order.num_pages, decoder.dtype, device)
-    attention = make_attention_backend(order.attention_backend, pool, decoder.config.num_heads, attention_options(config))
+    options = attention_options(config, decoder.config, NO_GRAPHS)
+    attention = make_attention_backend(order.attention_backend, pool, decoder.config.num_heads, options)
     answers.write(messages.encode(messages.Allocated()))
     group.connect(Path(setup.directory))
     runner = ShardRunner(decoder, pool, page_table, attention)

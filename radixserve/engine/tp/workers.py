@@ -56,7 +56,8 @@ class Workers:
             self._workers.append(_spawn(rank, command))
         level = logging.getLogger().getEffectiveLevel()
         for worker in self._workers:
-            setup = messages.Setup(worker.rank, config, model_path, str(self.directory), os.getpid(), level)
+            is_main = threading.current_thread() is threading.main_thread()
+            setup = messages.Setup(worker.rank, config, model_path, str(self.directory), os.getpid(), is_main, level)
             self._send(worker, messages.encode(setup))
 
     def wait_loaded(self) -> int:

@@ -62,7 +62,7 @@ def check_tree(tree: RadixTree) -> None:
 
 def check_pages(pool: PagePool, tree: RadixTree | None, private: Iterable[IntArray]) -> None:
     """Each page of the pool has exactly one owner. AssertionError names the pages that have none or several."""
-    import numpy as np  # the rest of this package does without
+    import numpy as np  # nothing else here needs it but the list of free pages
 
     of_tree = () if tree is None else (node.pages for node in tree.nodes() if node.pages is not None)
     owned = np.frombuffer(b"".join(chain((pool.free_ids(),), private, of_tree)), dtype=np.intc)

@@ -27,7 +27,7 @@ from radixserve.engine.kernels import check_deterministic, check_quantization, s
 from radixserve.engine.memory import has_native_bfloat16
 from radixserve.engine.pipeline import Overlapped
 from radixserve.engine.pool import affordable_pages, allocate, check_stored_dtype
-from radixserve.engine.threads import cpu_quota, limit_threads
+from radixserve.engine.threads import limit_threads
 from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.kv import KVPool
 from radixserve.kv.device_state import first_line, free_memory, is_out_of_memory
@@ -38,6 +38,7 @@ from radixserve.models.packed_decoder import PackedDecoder
 from radixserve.models.rank_group import RankGroup, RankLostError
 from radixserve.models.sharding import shard_config
 from radixserve.models.weights import load_decoder
+from radixserve.processors import cpu_quota
 from radixserve.runner.model_runner import ModelRunner
 from radixserve.scheduler.scheduler import Scheduler
 from radixserve.tree.disabled_cache import DisabledCache

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from radixserve.native.levels import Level
+from radixserve.processors import num_usable
 
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-Wno-psabi")
 _TIMEOUT_S = 600
@@ -31,7 +32,7 @@ def compile_library(level: Level, source_dir: Path, staging: Path) -> Path:
     include, link = _torch_flags() if level.needs_torch_headers else ((), ())
     command = (*compiler, *FLAGS, *level.compiler_flags, *include)
     # the group ends first: what the pool waits for when something fails
-    with ThreadPoolExecutor(os.cpu_count()) as pool, _group_that_ends_with_us() as group:
+    with ThreadPoolExecutor(num_usable()) as pool, _group_that_ends_with_us() as group:
         run = partial(_run, group=group, staging=staging)
 
         def compile_one(source: Path) -> Path:

@@ -173,7 +173,7 @@ def test_no_memory_while_the_model_is_loaded(device: Device, model: ModelConfig,
         build.load_rank(engine_config(None, {"dtype": "bfloat16"}), model, Path("/models/Qwen3-4B"), CPU, None)
 
 
-def test_no_memory_for_the_pool_and_what_else_may_go_wrong_there(device: Device, model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_memory_for_the_pool_and_other_errors(device: Device, model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"context_length": 64, "max_running_requests": 2}
 
     def allocate() -> None:

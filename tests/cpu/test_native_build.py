@@ -189,7 +189,7 @@ def test_a_cache_that_may_not_be_looked_into(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("x" * 300)))
     with pytest.raises(OSError, match="too long"):
         build.cache_dir().is_file()
-    with pytest.raises(KernelBuildError, match="cannot write to .*XDG_CACHE_HOME"):
+    with pytest.raises(KernelBuildError, match=r"cannot write to .*; set XDG_CACHE_HOME"):
         build.find_or_build(levels.level_of_this_machine())
 
 

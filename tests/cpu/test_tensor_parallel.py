@@ -127,9 +127,10 @@ def check_until_it_raises(engine: Engine) -> None:
 def test_a_rank_looks_for_cycles_as_seldom_as_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """From its first step on. What a rank is made of is left out."""
     nothing = MagicMock()
-    for name in ("load_model_config", "rank_device", "RankGroup", "load_rank", "allocate", "make_attention_backend", "attention_options"):
+    for name in ("load_model_config", "rank_device", "RankGroup", "load_rank", "make_attention_backend", "attention_options"):
         monkeypatch.setattr(worker, name, nothing)
     monkeypatch.setattr(worker, "affordable_pages", lambda *args: 4)
+    monkeypatch.setattr(worker, "allocate", lambda *args: (nothing, nothing))
     monkeypatch.setattr(worker, "spare_pauses", lambda: done.append("spare_pauses"))
     done: list[str] = []
     nothing.execute = lambda batch, decode_ids: done.append("step")

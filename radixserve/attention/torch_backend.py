@@ -53,6 +53,7 @@ class TorchBackend:
     """AttentionBackend over any KVPool. Grouped-query: num_heads is a multiple of the pool's num_kv_heads."""
 
     name = "torch"
+    waited_s = 0.0
 
     def __init__(self, pool: KVPool, num_heads: int) -> None:
         assert num_heads in range(pool.num_kv_heads, num_heads + 1, pool.num_kv_heads), (

@@ -93,11 +93,7 @@ def _build(config: EngineConfig, location: ModelLocation, model_config: ModelCon
     if config.profile_steps and device.type == "cpu" and not decoder.attends_natively(attention):
         attention = TimedAttention(attention)
     runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids, graphs)
-    cache = _make_cache(config.cache, num_pages)
-    assert config.context_length is not None
-    scheduler = Scheduler(
-        config.scheduler, cache, config.context_length, frozenset(model_config.eos_token_ids), _forced_retraction_interval(os.environ)
-    )
+    scheduler = _make_scheduler(config, model_config, num_pages)
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name, decoder.linear_backend)
     logger.debug(info.banner())
     if sentence := info.about_small_pool():
@@ -143,6 +139,12 @@ def load_rank(
             f"no memory for the weights of {path.name} in {config.dtype}: {free_memory(device)}; end what else uses the device, take a "
             f"smaller model, or split it over several (--tp-size) ({first_line(error)})"
         ) from error
+
+
+def _make_scheduler(config: EngineConfig, model: ModelConfig, num_pages: int) -> Scheduler:
+    assert config.context_length is not None
+    cache, retraction_interval = _make_cache(config.cache, num_pages), _forced_retraction_interval(os.environ)
+    return Scheduler(config.scheduler, cache, config.context_length, frozenset(model.eos_token_ids), retraction_interval)
 
 
 def _make_cache(config: CacheConfig, num_pages: int) -> PageCache:

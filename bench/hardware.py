@@ -6,6 +6,8 @@ import os
 import platform
 from pathlib import Path
 
+from radixserve.processors import num_cores
+
 # instruction sets that decide how fast a CPU multiplies matrices, as the kernel names them
 _FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "amx_int8", "bf16", "asimd")
 
@@ -44,11 +46,6 @@ def processor() -> str:
     return f"{model} ({known})"
 
 
-def cores() -> int:
-    """Open to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def memory_gib() -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
 
@@ -56,7 +53,7 @@ def memory_gib() -> float:
 def describe_hardware() -> str:
     """Date, processor, cores open to this process, instruction sets, memory, Python and torch."""
     return (
-        f"{datetime.date.today().isoformat()}; {processor()}, {cores()} cores; {memory_gib():.0f} GiB; {platform.system()}; "
+        f"{datetime.date.today().isoformat()}; {processor()}, {num_cores()} cores; {memory_gib():.0f} GiB; {platform.system()}; "
         f"Python {platform.python_version()}, torch {package_version('torch')}"
     )
 

@@ -146,10 +146,12 @@ def _generate(args: argparse.Namespace) -> int:
 
     sampling = SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed).validate()
     llm = LLM.from_config(config)
-    for piece in llm.stream(args.prompt, sampling):
-        print(piece, end="", flush=True)
-    print()
-    llm.engine.close()
+    try:
+        for piece in llm.stream(args.prompt, sampling):
+            print(piece, end="", flush=True)
+        print()
+    finally:
+        llm.close()
     return 0
 
 

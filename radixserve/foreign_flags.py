@@ -3,10 +3,10 @@
 A flag that stands here is never answered by a guess of spelling: the nearest name can be the opposite of what was meant.
 """
 
-# Flag -> the flag of radixserve that means the same.
+# Flag -> the flag of radixserve that means the same, or what is nearest with what differs.
 _EQUIVALENTS = {
     "--block-size": "--page-size",
-    "--cuda-graph-bs": "--cuda-graph-max-bs",
+    "--cuda-graph-bs": "--cuda-graph-max-bs, the largest size alone: those below it are chosen here",
     "--enable-deterministic-inference": "--deterministic",
     "--enforce-eager": "--disable-cuda-graph",
     "--gpu-memory-utilization": "--mem-fraction-static",
@@ -26,7 +26,7 @@ _EQUIVALENTS = {
     "--tp": "--tp-size",
     "--uvicorn-log-level": "--log-level",
     "--allowed-origins": "--cors-allow-origin",
-    "--watchdog-timeout": "--stall-timeout-s, after which /health turns red",
+    "--watchdog-timeout": "--stall-timeout-s, after which /health turns red; the server is not ended",
 }
 
 # Flag -> what is so without it.
@@ -42,8 +42,6 @@ _ALWAYS = {
     "--no-enable-log-requests": "requests are not logged, unless --log-requests is given",
     "--disable-log-stats": "figures are at /metrics; --decode-log-interval sets how often a line is logged",
     "--skip-server-warmup": "the server does not send itself a request at start",
-    "--skip-tokenizer-init": "/generate takes token ids (input_ids) beside a tokenizer",
-    "--tokenizer-worker-num": "one server process tokenizes, beside the engine's",
     "--enable-priority-scheduling": "a request's priority always counts (--max-client-priority limits what clients may send)",
 }
 
@@ -102,6 +100,8 @@ _NOT_BUILT = {
     "torch.compile": ("--enable-torch-compile", "--compilation-config", "--torch-compile-max-bs"),
     "TLS; put a proxy in front": ("--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs"),
     "several HTTP processes": ("--api-server-count",),
+    "several processes that tokenize": ("--tokenizer-worker-num",),
+    "a server without a tokenizer; /generate takes token ids (input_ids) beside one": ("--skip-tokenizer-init",),
     "streaming several tokens at a time": ("--stream-interval",),
     "a directory for models of the hub; set HF_HOME": ("--download-dir",),
     "sampling defaults of the model's own": ("--sampling-defaults", "--generation-config"),

@@ -97,6 +97,19 @@ def test_what_is_said_of_foreign_flags_names_flags_that_exist(capsys: pytest.Cap
     assert foreign_flags.about("--page-size") is None
 
 
+@pytest.mark.parametrize(
+    ("flag", "difference"),
+    [
+        ("--cuda-graph-bs", "the largest size alone"),
+        ("--watchdog-timeout", "the server is not ended"),
+        ("--skip-tokenizer-init", "not built here"),
+        ("--tokenizer-worker-num", "not built here"),
+    ],
+)
+def test_a_foreign_flag_that_is_not_the_same_here_is_told_with_the_difference(flag: str, difference: str) -> None:
+    assert difference in (foreign_flags.about(flag) or "")
+
+
 def test_importing_the_package_loads_nothing_yet() -> None:
     """It comes before the command can take care of Ctrl-C."""
     script = "import sys, radixserve; print([name for name in sys.modules if name.startswith('radixserve.')])"

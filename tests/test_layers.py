@@ -13,12 +13,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent / "radixserve"
 
 # What each unit (a package or module right under radixserve/) may import beside itself. "" is radixserve/__init__.py.
-BASE = {"core", "config", "errors", "metrics", "huge_pages", "tokenizer"}
+BASE = {"core", "config", "errors", "metrics", "huge_pages", "processors", "tokenizer"}
 LEFT = {"scheduler", "tree"}
 RIGHT = {"runner", "models", "attention", "kv", "native"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "huge_pages": set(),
+    "processors": set(),
     "core": {"errors"},
     "metrics": {"errors", "core"},
     "config": {"errors", "core"},
@@ -26,7 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "tree": BASE,
     "scheduler": BASE | {"tree"},
     "kv": BASE,
-    "native": {"errors"},
+    "native": {"errors", "processors"},
     "attention": BASE | {"kv", "native"},
     "models": BASE | {"kv", "native", "attention"},
     "runner": BASE | {"kv", "native", "attention", "models"},

@@ -6,7 +6,8 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from bench.hardware import NOT_INSTALLED, cores, memory_gib, package_version, processor
+from bench.hardware import NOT_INSTALLED, memory_gib, package_version, processor
+from radixserve.processors import num_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("torch", "tokenizers", "numpy", "uvicorn", "fastapi")
@@ -25,7 +26,7 @@ def describe_environment() -> dict[str, str]:
     """What, and its value."""
     return {
         "processor": processor(),
-        "cores open to this process": str(cores()),
+        "cores open to this process": str(num_cores()),
         "memory": f"{memory_gib():.0f} GiB",
         "system": f"{platform.system()}, Python {platform.python_version()}",
         "packages": ", ".join([f"radixserve {own_version()}", *(f"{name} {package_version(name)}" for name in PACKAGES)]),

@@ -12,6 +12,10 @@ class AttentionBackend(Protocol):
 
     name: str
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds of all plans so far in which the host waited for the device; 0.0 where plans do not wait."""
+
     def plan(self, batch: ForwardBatch) -> None:
         """Take note of the step's index tables. Called once before the layers of a step."""
 

@@ -46,6 +46,7 @@ class CpuBackend:
     """
 
     name = "cpu"
+    waited_s = 0.0
 
     def __init__(self, pool: KVPool, num_heads: int, *, reads_shared_once: bool = True) -> None:
         assert num_heads in range(pool.num_kv_heads, num_heads + 1, pool.num_kv_heads), (

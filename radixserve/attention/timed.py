@@ -14,6 +14,10 @@ class TimedAttention:
         self.seconds = 0.0  # in run, of all steps so far
         self._backend = backend
 
+    @property
+    def waited_s(self) -> float:
+        return self._backend.waited_s
+
     def plan(self, batch: ForwardBatch) -> None:
         self._backend.plan(batch)
 

@@ -5,6 +5,8 @@ Decode rows run in a few padded batches; a padded place repeats a token of its o
 """
 
 import itertools
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +36,21 @@ class _ExtendRow:
     mask: torch.Tensor | None  # [q_len, seq_len] bool; None: the row begins at position 0, where is_causal says the same
 
 
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """Where the tokens of a step are cut."""
+
+    tokens: list[int]  # rising
+    is_last: list[bool]  # of its row
+
+    def inside(self, start: int, end: int) -> Iterator[int]:
+        for index in range(bisect_left(self.tokens, start), bisect_left(self.tokens, end)):
+            if self.tokens[index] > start:
+                yield self.tokens[index]
+            if self.is_last[index]:
+                return
+
+
 class _Scratch:
     """Memory for gathered K or V, kept: fresh pages from the operating system cost a CPU several times what the copy does."""
 
@@ -53,6 +70,7 @@ class TorchBackend:
     """AttentionBackend over any KVPool. Grouped-query: num_heads is a multiple of the pool's num_kv_heads."""
 
     name = "torch"
+    waited_s = 0.0
 
     def __init__(self, pool: KVPool, num_heads: int) -> None:
         assert num_heads in range(pool.num_kv_heads, num_heads + 1, pool.num_kv_heads), (
@@ -92,17 +110,21 @@ class TorchBackend:
 
     def _cut_where_not_finite(self, k: torch.Tensor, v: torch.Tensor) -> list[_ExtendRow]:
         """On a CPU, the extend rows cut before each token with a number that is none, so that no query is computed beside keys that it may
-        not see and that a mask does not take away: 0 times infinity is NaN. Elsewhere a look at the numbers would wait for the device."""
+        not see and that a mask does not take away: 0 times infinity is NaN. Elsewhere a look at the numbers would wait for the device.
+
+        Behind a token whose keys are NaN in all heads nothing is cut: whoever sees it is NaN whatever follows.
+        """
         if k.device.type != "cpu" or not self._extend_rows:
             return self._extend_rows
         is_finite = k.isfinite().flatten(1).all(1) & v.isfinite().flatten(1).all(1)
         if is_finite.all():
             return self._extend_rows
-        bad: list[int] = is_finite.logical_not().nonzero()[:, 0].tolist()
+        bad = is_finite.logical_not().nonzero()[:, 0]
+        is_nan = k[bad].isnan().any(2).all(1)
+        cuts = _Cuts(bad.tolist(), is_nan.tolist())
         parts = []
         for row in self._extend_rows:
-            ends = [token for token in bad if row.start < token < row.end] + [row.end]
-            for start, end in itertools.pairwise([row.start, *ends]):
+            for start, end in itertools.pairwise([row.start, *cuts.inside(row.start, row.end), row.end]):
                 parts.append(_make_extend_row(start, end, row.places[: len(row.places) - (row.end - end)]))
         return parts
 

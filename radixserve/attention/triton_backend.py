@@ -42,6 +42,7 @@ class TritonBackend:
     """
 
     name = "triton"
+    waited_s = 0.0
 
     def __init__(self, pool: KVPool, num_heads: int, *, scratch_bytes: int = SCRATCH_BYTES, min_split_len: int = MIN_SPLIT_LEN) -> None:
         assert num_heads in range(pool.num_kv_heads, num_heads + 1, pool.num_kv_heads), (

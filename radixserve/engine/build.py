@@ -28,7 +28,7 @@ from radixserve.engine.kernels import check_deterministic, check_quantization, s
 from radixserve.engine.memory import has_native_bfloat16
 from radixserve.engine.pipeline import Overlapped
 from radixserve.engine.pool import affordable_pages, allocate, check_stored_dtype
-from radixserve.engine.threads import cpu_quota, limit_threads
+from radixserve.engine.threads import limit_threads
 from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.kv import KVPool, device_state
 from radixserve.kv.device_state import first_line, free_memory, is_out_of_memory
@@ -39,6 +39,7 @@ from radixserve.models.packed_decoder import PackedDecoder
 from radixserve.models.rank_group import RankGroup, RankLostError
 from radixserve.models.sharding import shard_config
 from radixserve.models.weights import load_decoder
+from radixserve.processors import cpu_quota
 from radixserve.runner.model_runner import ModelRunner
 from radixserve.scheduler.scheduler import Scheduler
 from radixserve.tree.disabled_cache import DisabledCache
@@ -100,11 +101,7 @@ def _build_on(
     if config.profile_steps and device.type == "cpu" and not decoder.attends_natively(attention):
         attention = TimedAttention(attention)
     runner = ModelRunner(decoder, pool, page_table, attention, model_config.vocab_size, model_config.eos_token_ids, graphs)
-    cache = _make_cache(config.cache, num_pages)
-    assert config.context_length is not None
-    scheduler = Scheduler(
-        config.scheduler, cache, config.context_length, frozenset(model_config.eos_token_ids), _forced_retraction_interval(os.environ)
-    )
+    scheduler = _make_scheduler(config, model_config, num_pages)
     info = _info(config, location.name, str(location.path), model_config, pool, attention.name, decoder.linear_backend)
     logger.debug(info.banner())
     if sentence := info.about_small_pool():
@@ -148,6 +145,12 @@ def load_rank(
             f"no memory for the weights of {path.name} in {config.dtype}: {free_memory(device)}; end what else uses the device, take a "
             f"smaller model, or split it over several (--tp-size) ({first_line(error)})"
         ) from error
+
+
+def _make_scheduler(config: EngineConfig, model: ModelConfig, num_pages: int) -> Scheduler:
+    assert config.context_length is not None
+    cache, retraction_interval = _make_cache(config.cache, num_pages), _forced_retraction_interval(os.environ)
+    return Scheduler(config.scheduler, cache, config.context_length, frozenset(model.eos_token_ids), retraction_interval)
 
 
 def _make_cache(config: CacheConfig, num_pages: int) -> PageCache:

@@ -5,6 +5,7 @@ import numbers
 import secrets
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ class LLM:
 
     def _set_up(self, config: EngineConfig) -> None:
         self.engine = Engine.build(config)
+        self._close = weakref.finalize(self, self.engine.close)
         self.tokenizer = Tokenizer.from_directory(Path(self.engine.info.model_path))
         self._num_requests = itertools.count()
         self._open_answers: dict[str, _Answer] = {}  # of all calls that are under way, by request id
@@ -98,6 +100,13 @@ class LLM:
                 yield text
         finally:
             self._drop(answers)
+
+    def close(self) -> None:
+        """No more calls will come: a profile (profile_steps) that waits for more steps tells what it has, on standard error.
+
+        Happens by itself when the LLM is gone, or the process ends.
+        """
+        self._close()
 
     def _request(self, prompt: Prompt, sampling: SamplingParams, namespace: Namespace) -> Request:
         sampling = sampling.validate()

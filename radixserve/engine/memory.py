@@ -4,24 +4,35 @@ from pathlib import Path
 
 import torch
 
+from radixserve.processors import CGROUP
+
 MAX_CPU_POOL_BYTES = 4 << 30
 
 
-def free_host_bytes() -> int:
-    """Memory that can be taken without swapping: the kernel's estimate, or what a container's limit leaves, whichever is less."""
-    free = _available_by_kernel()
-    limit = _read_int(Path("/sys/fs/cgroup/memory.max"))
-    used = _read_int(Path("/sys/fs/cgroup/memory.current"))
+def free_host_bytes(root: Path = CGROUP) -> int:
+    """Memory that can be taken without swapping: the kernel's estimate, or what a container's limit leaves, whichever is less.
+
+    Of cgroup v2, or of v1, whose counts of what lies below a group are apart from its own.
+    """
+    limits = (
+        _left_by_limit(root, "memory.max", "memory.current", "inactive_file"),
+        _left_by_limit(root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    )
+    return min([_available_by_kernel(), *(left for left in limits if left is not None)])
+
+
+def _left_by_limit(group: Path, limit_name: str, used_name: str, reclaimable_name: str) -> int | None:
+    limit, used = _read_int(group / limit_name), _read_int(group / used_name)
     if limit is None or used is None:
-        return free
-    return min(free, max(0, limit - used + _reclaimable_by_kernel()))
+        return None
+    return max(0, limit - used + _reclaimable_by_kernel(group / "memory.stat", reclaimable_name))
 
 
-def _reclaimable_by_kernel() -> int:
+def _reclaimable_by_kernel(path: Path, name: str) -> int:
     """Pages of files that this container read and that the kernel drops when memory is wanted: they count as used and are not."""
     try:
-        stat = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
-        return int(stat.get("inactive_file", 0))
+        stat = dict(line.split() for line in path.read_text().splitlines())
+        return int(stat.get(name, 0))
     except (OSError, ValueError):
         return 0
 

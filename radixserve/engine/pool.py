@@ -10,6 +10,7 @@ from radixserve.engine.graphs import GraphPlan, attention_workspace
 from radixserve.engine.memory import cpu_pool_bytes, free_bytes
 from radixserve.errors import ConfigError, DeviceMemoryError
 from radixserve.kv import KVPool, PageTable, bytes_per_token
+from radixserve.kv.device_state import is_out_of_memory, settle, synchronize
 from radixserve.kv.pool import FP8
 from radixserve.models.config import ModelConfig
 from radixserve.models.decoder import Decoder
@@ -92,14 +93,18 @@ def stored_dtype(config: EngineConfig, dtype: torch.dtype) -> torch.dtype:
 def allocate(
     config: EngineConfig, model: ModelConfig, num_pages: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[KVPool, PageTable]:
-    """`model` is the rank's own part."""
+    """`model` is the rank's own part. DeviceMemoryError; DeviceError where the device failed before."""
     page_size, num_rows, context_length = config.cache.page_size, config.scheduler.max_running_requests, config.context_length
     assert context_length is not None and num_rows is not None
     stored = stored_dtype(config, dtype)
+    settle(device, "loading the model")
     try:
         pool = KVPool(model.num_layers, num_pages, page_size, model.num_kv_heads, model.head_dim, dtype, device, stored)
         page_table = PageTable(num_rows, -(-context_length // page_size), page_size, device)
-    except (RuntimeError, MemoryError) as error:  # torch's own kinds for memory that it did not get
+        synchronize(device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         num_tokens = num_pages * page_size
         size = num_tokens * bytes_per_token(model.num_layers, model.num_kv_heads, model.head_dim, stored)
         raise DeviceMemoryError(

@@ -69,12 +69,14 @@ class EngineLoop:
         self._idle_check_due = is_watchful
 
     def run(self) -> None:
-        while self._is_running:
-            self._receive()
-            if self._is_running and self._engine.has_work:
-                self._idle_check_due = True
-                self._send_outputs(self._engine.step())
-        self._engine.close()
+        try:
+            while self._is_running:
+                self._receive()
+                if self._is_running and self._engine.has_work:
+                    self._idle_check_due = True
+                    self._send_outputs(self._engine.step())
+        finally:
+            self._engine.close()
 
     def _receive(self) -> None:
         """Handle all messages that are there; wait for one when there is nothing to step. A flush that was withdrawn meanwhile is none."""

@@ -1,7 +1,8 @@
 """News of requests on their way to whoever asked: one stream per request, groups of streams for calls with several choices.
 
 A consumer that reads slowly costs no more than its token ids, and the log-probabilities that it asked for: outputs that were not
-taken yet are merged into one.
+taken yet are merged into one. Who has ended lets go of its listener, which holds what reads it: a cycle would keep both until a full
+collection, and those are seldom (engine/garbage.py).
 """
 
 import asyncio
@@ -69,6 +70,8 @@ class RequestStream:
         self._pending_logprobs.clear()
         self._pending_prompt_logprobs.clear()
         self._is_exhausted = output.is_final
+        if output.is_final:
+            self._listener = _tell_nobody
         return output
 
     def listen(self, listener: Callable[[], None]) -> None:
@@ -86,12 +89,15 @@ class RequestStream:
     def close(self) -> None:
         if not self.is_ended:
             self._abort(self.request_id)
-        self._end()
-        self._listener()  # whoever waits learns of the end
+        listener = self._end()
+        listener()  # whoever waits learns of the end
 
-    def _end(self) -> None:
+    def _end(self) -> Callable[[], None]:
+        """Returns who listened until now."""
         self.is_ended = self._is_exhausted = True
         self._pending = None
+        listener, self._listener = self._listener, _tell_nobody
+        return listener
 
     def __aiter__(self) -> "RequestStream":
         return self
@@ -130,7 +136,7 @@ class StreamGroup:
             index = self._ready.popleft()
             output = self._streams[index].take()
             if output is not None:
-                self._num_open -= output.is_final
+                self._count_ended(output.is_final)
                 return index, output
         return None
 
@@ -146,14 +152,23 @@ class StreamGroup:
 
     def finish(self, index: int, num_output_tokens: int) -> None:
         """A stop string was found in this stream, in an output that was not final."""
-        self._num_open -= 1
+        self._count_ended(1)
         self._streams[index].finish(num_output_tokens)
 
     def close(self) -> None:
-        self._num_open = 0
         for stream in self._streams:
             stream.close()
+        self._count_ended(self._num_open)
+
+    def _count_ended(self, count: int) -> None:
+        self._num_open -= count
+        if not self._num_open:
+            self._listener = _tell_nobody  # who took the last knows
 
     def _note(self, index: int) -> None:
         self._ready.append(index)
         self._listener()
+
+
+def _tell_nobody() -> None:
+    pass

@@ -18,11 +18,12 @@ def current(device: torch.device) -> contextlib.AbstractContextManager[object]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """The allocator's own error, or a driver's, which has no type of its own. A compiler's, further down in its output, is not meant."""
+    """The allocator's own error, or a driver's or a CPU allocator's, which have no type of their own. A compiler's, further down in its
+    output, is not meant."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     said = first_line(error).lower().replace("_", " ")
-    return isinstance(error, RuntimeError) and "out of memory" in said
+    return isinstance(error, RuntimeError) and ("out of memory" in said or "defaultcpuallocator: can't allocate memory" in said)
 
 
 def first_line(error: BaseException) -> str:

@@ -68,15 +68,16 @@ class KVPool:
         """Put k[t] and v[t] at token place out_slots[t] == page_id * page_size + offset.
 
         out_slots [num_tokens] int64; k, v [num_tokens, num_kv_heads, head_dim] in the pool's dtype. What is too large for FP8 is stored as
-        its largest number.
+        its largest number; infinity, which it has not, as NaN.
         """
         shape = (out_slots.shape[0], self.num_kv_heads, self.head_dim)
         assert k.shape == v.shape == shape, f"KVPool.write: expected k and v of shape {shape}, got {k.shape} and {v.shape}"
         assert k.dtype == v.dtype == self.dtype, f"KVPool.write: expected k and v in {self.dtype}, got {k.dtype} and {v.dtype}"
         for pages, new in ((self._k[layer], k), (self._v[layer], v)):
             if self.stored_dtype != self.dtype:
-                # a cast alone would make NaN of what is too large; copies of bytes are known to every device
-                pages, new = pages.view(torch.uint8), new.clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8)
+                # a cast alone would make NaN of what is too large, and clamp() numbers of infinities, which would hide a broken model
+                new = new.nan_to_num(nan=math.nan, posinf=math.nan, neginf=math.nan).clamp_(-FP8_MAX, FP8_MAX).to(FP8)
+                pages, new = pages.view(torch.uint8), new.view(torch.uint8)  # copies of bytes are known to every device
             pages.flatten(0, 1).index_copy_(0, out_slots, new)
 
     def _zeros(self, shape: tuple[int, ...]) -> torch.Tensor:

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for level in levels.known_levels() if options.all_levels else (levels.level_of_this_machine(),):
             print(build.build(level, directory))
     except (ConfigError, KernelBuildError) as error:
-        print(f"error: {error}")
+        print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; what was not finished is not there", file=sys.stderr)

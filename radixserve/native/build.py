@@ -50,7 +50,7 @@ def find_or_build(level: Level) -> Path:
     """
     name, faults = library_name(level), []
     for path in (PREBUILT_DIR / name, cache_dir() / name):
-        if not path.is_file():
+        if not _is_there(path):
             continue
         if not (fault := fault_of(path)):
             _mark_used(path)
@@ -91,6 +91,14 @@ def _make(level: Level, staging: Path) -> Path:
         raise KernelBuildError(f"the compiler ended without an error, and what it has built cannot be loaded: {reason}")
     seal(library)
     return library
+
+
+def _is_there(path: Path) -> bool:
+    """A directory that may not be looked into has none to offer; what is done instead says what is wrong with it."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 def _mark_used(library: Path) -> None:

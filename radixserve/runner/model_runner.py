@@ -128,8 +128,7 @@ class ModelRunner:
 
     def _seconds_waited(self) -> float:
         """Seconds so far in which planning stood still until the device had read an earlier step's tables."""
-        waited_s: float = getattr(self._attention, "waited_s", 0.0)
-        return self._uploader.waited_s + waited_s
+        return self._uploader.waited_s + self._attention.waited_s
 
     def _forward_parts(self) -> tuple[float, ...]:
         """Seconds so far: attention, products, norms and rotary, head."""

@@ -74,12 +74,29 @@ def test_memory_that_is_not_given_is_a_config_error(tiny_model: Callable[[str, b
         LLM(model_dir, dtype="float32", device="cpu", max_total_tokens=64, max_running_requests=500)
 
 
-def test_files_that_a_container_read_do_not_count_as_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    files = {
-        "/proc/meminfo": "MemTotal: 100 kB\nMemAvailable: 1000000 kB\n",
-        "/sys/fs/cgroup/memory.max": "5000000\n",
-        "/sys/fs/cgroup/memory.current": "4900000\n",
-        "/sys/fs/cgroup/memory.stat": "anon 1000\ninactive_file 3000000\nactive_file 5\n",
-    }
-    monkeypatch.setattr(Path, "read_text", lambda self: files[str(self)])
-    assert memory.free_host_bytes() == 3_100_000
+VERSION_2 = {"memory.max": "5000000\n", "memory.current": "4900000\n", "memory.stat": "anon 1000\ninactive_file 3000000\nactive_file 5\n"}
+VERSION_1 = {
+    "memory/memory.limit_in_bytes": "5000000\n",
+    "memory/memory.usage_in_bytes": "4900000\n",
+    "memory/memory.stat": "inactive_file 7\ntotal_inactive_file 3000000\n",
+}
+NO_LIMIT = {"memory.max": "max\n"}, {"memory/memory.limit_in_bytes": f"{2**63 - 4096}\n"}
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        (VERSION_2, 3_100_000),  # files that a container read do not count as used
+        (VERSION_1, 3_100_000),
+        (VERSION_1 | {"memory/memory.usage_in_bytes": "9000000\n"}, 0),
+        (VERSION_2 | NO_LIMIT[0], 10**9),
+        (VERSION_1 | NO_LIMIT[1], 10**9),
+        ({}, 10**9),
+    ],
+)
+def test_memory_within_a_containers_limit(files: dict[str, str], free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_available_by_kernel", lambda: 10**9)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory.free_host_bytes(tmp_path) == free

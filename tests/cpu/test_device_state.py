@@ -11,6 +11,7 @@ from radixserve.attention import make_attention_backend, registry
 from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.torch_backend import TorchBackend
 from radixserve.engine import build
+from radixserve.engine import pool as pool_of_rank
 from radixserve.engine.llm import engine_config
 from radixserve.errors import ConfigError, DeviceError, DeviceMemoryError
 from radixserve.kv import KVPool, device_state
@@ -43,6 +44,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     monkeypatch.setattr(device_state, "synchronize", made.synchronize)
+    monkeypatch.setattr(pool_of_rank, "synchronize", made.synchronize)
     return made
 
 
@@ -184,6 +186,29 @@ def test_no_memory_while_the_model_is_loaded(device: Device, model: ModelConfig,
     monkeypatch.setattr(build, "load_decoder", load)
     with pytest.raises(DeviceMemoryError, match=r"no memory for the weights of Qwen3-4B in bfloat16: .*--tp-size"):
         build.load_rank(engine_config(None, {"dtype": "bfloat16"}), model, Path("/models/Qwen3-4B"), CPU, None)
+
+
+def test_no_memory_for_the_pool_and_other_errors(device: Device, model: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"context_length": 64, "max_running_requests": 2}
+
+    def allocate() -> None:
+        pool_of_rank.allocate(engine_config(None, options), model, 2, torch.bfloat16, CPU)
+
+    def out_of_memory(*args: object) -> None:
+        torch.empty(1 << 50)  # torch's own words
+
+    def broken(*args: object) -> None:
+        raise RuntimeError("expected scalar type Half")
+
+    monkeypatch.setattr(pool_of_rank, "PageTable", out_of_memory)
+    with pytest.raises(DeviceMemoryError, match=r"no memory for the KV pool of .*--max-running-requests"):
+        allocate()
+    monkeypatch.setattr(pool_of_rank, "PageTable", broken)
+    with pytest.raises(RuntimeError, match="scalar type"):
+        allocate()
+    device.fail(SICK, is_gone=True)
+    with pytest.raises(DeviceError, match="loading the model failed"):
+        allocate()
 
 
 def test_a_compiler_without_memory_is_not_the_device() -> None:

@@ -42,11 +42,12 @@ def test_numbers_of_8_bits_are_the_nearest_ones() -> None:
     assert pool.bytes_per_token == 2 * 2 * 8 and pool.dtype == torch.bfloat16 and pool.k(0).dtype == FP8
     generator = torch.Generator().manual_seed(0)
     given = (torch.randn(2, 800, 2, 8, generator=generator) * torch.logspace(-4, 4, 800)[:, None, None]).bfloat16()
-    given[:, 0] = torch.tensor([0.0, -0.0, 448.0, 464.0, 1e30, -torch.inf, 17.0, 19.0])  # 17 and 19 lie between 16, 18 and 20
+    given[:, 0] = torch.tensor([0.0, -0.0, 448.0, 464.0, 1e30, -1e30, 17.0, 19.0])  # 17 and 19 lie between 16, 18 and 20
     pool.write(0, torch.arange(4, 804), *given)
     for stored, values in zip((pool.k(0), pool.v(0)), given, strict=True):
         numbers = fp8_numbers()[stored.view(torch.uint8).flatten(0, 1)[4:].long()]
         assert torch.equal(numbers, nearest_fp8(values)) and not bool(numbers.isnan().any())
         assert numbers[0, 0].tolist() == [0.0, -0.0, 448.0, 448.0, 448.0, -448.0, 16.0, 20.0]
-    pool.write(0, torch.tensor([4]), torch.full((1, 2, 8), torch.nan).bfloat16(), given[1, :1])
-    assert bool(pool.k(0)[1, 0].float().isnan().all()), "what is no number stays none"
+    for number in (torch.nan, torch.inf, -torch.inf):
+        pool.write(0, torch.tensor([4]), torch.full((1, 2, 8), number).bfloat16(), given[1, :1])
+        assert bool(pool.k(0)[1, 0].float().isnan().all()), "what is no number stays none"

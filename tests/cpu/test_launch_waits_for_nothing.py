@@ -4,6 +4,7 @@ one fails; copies that the host would wait for, or out of memory that is not pin
 
 import time
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from radixserve.attention.backend import AttentionBackend
 from radixserve.attention.batch import ForwardBatch, padding_batch
 from radixserve.attention.decode_groups import RowGroup
 from radixserve.attention.decode_tables import decode_tables, extend_tables, shared_tables
 from radixserve.attention.flashinfer_backend import PlanGuard
+from radixserve.attention.timed import TimedAttention
 from radixserve.core import PageWrite, Request, SamplingParams, ScheduledBatch, ScheduledRow
 from radixserve.kv import KVPool, PageTable, pinned
 from radixserve.runner.model_runner import ModelRunner
@@ -81,7 +84,7 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> NoWaits:
     return NoWaits(memory)
 
 
-def launch(sampling: list[SamplingParams], no_waits: NoWaits, attention: NoAttention | None = None) -> PendingStep:
+def launch(sampling: list[SamplingParams], no_waits: NoWaits, attention: AttentionBackend | None = None) -> PendingStep:
     """Prompts of two tokens, then a step of decode rows."""
     pool, page_table = KVPool(1, 16, 4, 1, 8, torch.float32, META), PageTable(4, 4, 4, META)
     runner = ModelRunner(Embedder(), pool, page_table, attention or NoAttention(), VOCAB_SIZE, (2,))
@@ -159,10 +162,11 @@ class Copied:
     def record(self) -> None: ...
 
 
-def test_what_planning_waits_for_the_device_is_told_apart(no_waits: NoWaits) -> None:
+@pytest.mark.parametrize("backend", [lambda: NoAttention(wait_s=0.02), lambda: TimedAttention(NoAttention(wait_s=0.02))])
+def test_what_planning_waits_for_the_device_is_told_apart(no_waits: NoWaits, backend: Callable[[], AttentionBackend]) -> None:
     """A step that is planned ahead stands still until the one before has read its tables: that is no cost of planning."""
     start = time.perf_counter()
-    pending = launch([GREEDY], no_waits, NoAttention(wait_s=0.02))
+    pending = launch([GREEDY], no_waits, backend())
     elapsed = time.perf_counter() - start
     assert pending.wait_s == pytest.approx(0.02) and 0 < pending.plan_s <= elapsed - 2 * 0.02
     guard = PlanGuard(torch.device("cpu"))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from radixserve import LLM, Completion, FinishReason, Namespace, SamplingParams
+from radixserve import LLM, Completion, FinishReason, Namespace, SamplingParams, cli
 from radixserve.core import Request, ScheduledBatch, StepOutput
 from radixserve.engine.client import AsyncEngine
 from radixserve.engine.text import OutputText
@@ -280,3 +280,28 @@ def test_an_interrupt_waits_for_the_end_of_the_step(tiny_model: Callable[[str, b
     llm.engine._pipeline.runner.execute = plain_execute  # type: ignore[method-assign]
     assert llm.generate([[5, 6, 7]], GREEDY)[0].token_ids == expected[0].token_ids
     assert not llm.engine.has_work
+
+
+@pytest.mark.parametrize("ends_by", ["ctrl-c", "del"])
+def test_a_profile_is_told_when_the_run_ends_early(
+    tiny_model: Callable[[str, bool], Path], ends_by: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(tiny_model("llama", True))
+    options: dict[str, object] = {"max_total_tokens": 512, "profile_steps": 500}
+    if ends_by == "del":
+        llm = LLM(model, device="cpu", **options)
+        llm.generate([1, 2, 3], SamplingParams(max_tokens=3, ignore_eos=True))
+        del llm
+    else:
+        step = LLM._step
+
+        def interrupted(llm: LLM) -> None:
+            step(llm)
+            monkeypatch.setattr(LLM, "_step", step)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(LLM, "_step", interrupted)
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        assert cli.main(["generate", "a prompt", "--model-path", model, "--device=cpu", *flags]) == 130
+    error = capsys.readouterr().err
+    assert error.count("; the run ended after") == 1 and " of 500 steps" in error

@@ -184,6 +184,15 @@ def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_pat
         build.find_or_build(levels.level_of_this_machine())
 
 
+def test_a_cache_that_may_not_be_looked_into(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As another user's home; a name that is too long is refused to root too."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("x" * 300)))
+    with pytest.raises(OSError, match="too long"):
+        build.cache_dir().is_file()
+    with pytest.raises(KernelBuildError, match=r"cannot write to .*; set XDG_CACHE_HOME"):
+        build.find_or_build(levels.level_of_this_machine())
+
+
 def test_auto_is_the_kernel_for_what_it_can_and_torch_for_the_rest() -> None:
     assert make_attention_backend("auto", small_pool(), 2).name == "cpu"
     assert make_attention_backend("auto", small_pool(torch.float16), 2).name == "torch"
@@ -232,7 +241,8 @@ def test_a_build_on_arm_is_for_one_processor(
         names.append(build.library_name(levels.level_of_this_machine()))
     assert names[0] != names[1] == names[2]
     assert main(["--into-package"]) == 1
-    assert "--into-package: expected x86-64" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "--into-package: expected x86-64" in captured.err and captured.out == ""
     assert not (tmp_path / "prebuilt").exists()
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from radixserve.native import KernelBuildError, build, levels, seal
+from radixserve.native import compiler as compilers
 from radixserve.native.compiler import find_compiler
 from radixserve.native.signatures import SIGNATURES
 
@@ -124,6 +125,27 @@ def wait_until(is_true: Any) -> None:
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("is_started", [False, True])
+def test_a_compiler_that_is_started_while_the_group_ends_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_started: bool
+) -> None:
+    """Started by a thread of the pool, between the end and what the pool then waits for."""
+    with compilers._group_that_ends_with_us() as group:
+
+        class Popen(subprocess.Popen[str]):
+            def __init__(self, *args: Any, **options: Any) -> None:
+                group.over.set()
+                super().__init__(*args, **options)
+
+        monkeypatch.setattr(subprocess, "Popen", Popen)
+        if not is_started:
+            group.over.set()
+        started = time.monotonic()
+        with pytest.raises(KernelBuildError, match="failed: no message" if is_started else "the build was given up"):
+            compilers._run(["sh", "-c", "sleep 60"], tmp_path / "output", group=group, staging=tmp_path)
+        assert time.monotonic() - started < 30
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -36,6 +36,7 @@ class EchoAttention:
     """Mixes q, k and v of each token alone, so that whatever depends on other rows comes from the decoder."""
 
     name = "echo"
+    waited_s = 0.0
 
     def plan(self, batch: object) -> None: ...
 

@@ -1,14 +1,17 @@
 """--tp-size with real processes: answers equal those of one process, and no rank that ends, or cannot start, leaves anybody waiting."""
 
 import gc
+import io
 import os
 import signal
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
+from unittest.mock import MagicMock
 
 import psutil
 import pytest
@@ -16,6 +19,7 @@ import pytest
 from radixserve.config import EngineConfig
 from radixserve.core import IntArray, ScheduledBatch, StepOutput
 from radixserve.engine.engine import Engine
+from radixserve.engine.tp import messages, worker
 from radixserve.engine.tp.lead import LeadRunner
 from radixserve.engine.tp.workers import Workers
 from radixserve.errors import ConfigError, EngineDeadError
@@ -118,6 +122,24 @@ def check_until_it_raises(engine: Engine) -> None:
     while time.monotonic() < deadline:
         engine.check_idle()
         time.sleep(0.01)
+
+
+def test_a_rank_looks_for_cycles_as_seldom_as_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first step on. What a rank is made of is left out."""
+    nothing = MagicMock()
+    for name in ("load_model_config", "rank_device", "RankGroup", "load_rank", "make_attention_backend", "attention_options"):
+        monkeypatch.setattr(worker, name, nothing)
+    monkeypatch.setattr(worker, "affordable_pages", lambda *args: 4)
+    monkeypatch.setattr(worker, "allocate", lambda *args: (nothing, nothing))
+    monkeypatch.setattr(worker, "spare_pauses", lambda: done.append("spare_pauses"))
+    done: list[str] = []
+    nothing.execute = lambda batch, decode_ids: done.append("step")
+    monkeypatch.setattr(worker, "ShardRunner", lambda *args: nothing)
+    step = messages.Step(ScheduledBatch(0, ()), array("i"))
+    orders = io.BytesIO(b"".join(map(messages.encode, (messages.Allocate(4, "torch"), step, step))))
+    setup = messages.Setup(1, EngineConfig(), "model", "directory", 1, 20)
+    worker._follow(setup, orders, io.BytesIO())
+    assert done == ["spare_pauses", "step", "step"]
 
 
 def test_a_step_in_which_a_rank_ended_gives_no_tokens() -> None:

@@ -1,9 +1,12 @@
 """TorchBackend against dense attention in float64, over shuffled pages in a poisoned pool."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from radixserve.attention import make_attention_backend
+from radixserve.attention.torch_backend import TorchBackend
 from radixserve.errors import ConfigError
 from radixserve.kv import KVPool
 from tests.support.paged_cases import MIXED, ROWS, Case, dense, make_case
@@ -67,3 +70,31 @@ def test_unknown_names_are_refused() -> None:
         make_attention_backend("fa4", pool, 2)
     with pytest.raises(AssertionError, match="multiple of num_kv_heads = 2, got 3"):
         make_attention_backend("torch", pool, 3)
+
+
+# tokens of a prompt of 8 behind a prefix of 4; where its queries are cut
+@pytest.mark.parametrize(
+    ("not_finite", "number", "starts"),
+    [
+        (range(8), torch.nan, [0]),
+        (range(3, 8), torch.nan, [0, 3]),
+        ([3, 6], torch.nan, [0, 3]),
+        ([3, 6], torch.inf, [0, 3, 6]),
+    ],
+)
+def test_a_prompt_without_numbers_is_not_cut_into_its_tokens(
+    not_finite: Sequence[int], number: float, starts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case([(12, 8, False), (9, 5, False)], 4, 4, 2)
+    expected = run(case, 4)
+    case.new_k[list(not_finite)] = number
+    backend, done = TorchBackend(case.pool, 4), []
+    extend = backend._extend
+    monkeypatch.setattr(backend, "_extend", lambda row, *rest: (done.append(row.start), extend(row, *rest))[1])
+    backend.plan(case.batch)
+    out = backend.run(0, torch.cat(case.queries), case.new_k, case.new_v)
+    assert done == [*starts, 8]
+    for tokens in (slice(0, not_finite[0]), slice(8, 13)):
+        torch.testing.assert_close(out[tokens], expected[tokens])
+    if number != number:
+        assert bool(out[not_finite[0] : 8].isnan().all())

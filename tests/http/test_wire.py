@@ -10,14 +10,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from radixserve.config import CacheConfig, EngineConfig, SchedulerConfig
 from radixserve.core import FinishReason, Namespace, Request, RequestError, RequestOutput, SamplingParams
 from radixserve.engine import wire
 from radixserve.engine.info import EngineInfo
+from radixserve.engine.process import EngineLoop
 from radixserve.engine.streams import RequestStream, StreamGroup
 from radixserve.errors import ConfigError, EngineDeadError
 from radixserve.metrics import EngineStats, StepSeconds
+from tests.support.byte_tokenizer import CRASH_ID
+from tests.support.echo_engine import EchoEngine
 
 SAMPLING = SamplingParams(max_tokens=2**31 - 1, temperature=0.5, seed=-(2**63), stop=("é", "\n"), stop_token_ids=(1, 2), ignore_eos=True)
 INFO = EngineInfo("m", "p", "float32", "cpu", "torch", "torch", "none", 100, 200, 2**40, 16, "lpm", 300, (1, 2), False, 64, 512)
@@ -178,3 +182,21 @@ async def test_a_group_gives_all_news_and_ends_when_all_streams_have() -> None:
     group.close()
     assert recorder.finished == [("b", 1)]
     assert recorder.aborted == []
+
+
+def test_an_engine_that_fails_is_closed_too() -> None:
+    """So that a profile tells what it has."""
+    context = zmq.Context()
+    ours, its = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+    ours.bind("inproc://failing")
+    its.connect("inproc://failing")
+    engine = EchoEngine(EngineConfig())
+    closed: list[str] = []
+    engine.close = lambda: closed.append("closed")  # type: ignore[method-assign]
+    ours.send(wire.encode(wire.Add(Request("r", array("i", [CRASH_ID])))))
+    with pytest.raises(RuntimeError, match="on purpose"):
+        EngineLoop(engine, its).run()
+    assert closed == ["closed"]
+    ours.close()
+    its.close()
+    context.term()

@@ -7,6 +7,7 @@ from radixserve.attention import ForwardBatch
 
 class DenseAttention:
     name = "dense"
+    waited_s = 0.0
 
     def __init__(self) -> None:
         self._k: dict[int, torch.Tensor] = {}

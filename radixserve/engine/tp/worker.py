@@ -14,6 +14,7 @@ import torch
 
 from radixserve.attention.registry import make_attention_backend
 from radixserve.engine.build import load_rank, rank_device
+from radixserve.engine.garbage import spare_pauses
 from radixserve.engine.graphs import GraphPlan, attention_options
 from radixserve.engine.pool import affordable_pages, allocate
 from radixserve.engine.process import FAILED, die_with_parent, end_without_parent
@@ -72,6 +73,7 @@ def _follow(setup: messages.Setup, orders: BinaryIO, answers: BinaryIO) -> None:
     answers.write(messages.encode(messages.Allocated()))
     group.connect(Path(setup.directory))
     runner = ShardRunner(decoder, pool, page_table, attention)
+    spare_pauses()  # one rank's pause is every rank's
     while isinstance(order := messages.read_to_rank(orders), messages.Step):
         runner.execute(order.batch, order.decode_ids)
 

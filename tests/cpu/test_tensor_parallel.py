@@ -137,7 +137,7 @@ def test_a_rank_looks_for_cycles_as_seldom_as_the_engine(monkeypatch: pytest.Mon
     monkeypatch.setattr(worker, "ShardRunner", lambda *args: nothing)
     step = messages.Step(ScheduledBatch(0, ()), array("i"))
     orders = io.BytesIO(b"".join(map(messages.encode, (messages.Allocate(4, "torch"), step, step))))
-    setup = messages.Setup(1, EngineConfig(), "model", "directory", 1, 20)
+    setup = MagicMock(config=EngineConfig(), model_path="model", directory="directory")
     worker._follow(setup, orders, io.BytesIO())
     assert done == ["spare_pauses", "step", "step"]
 

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from radixserve.processors import num_usable
+
 OUT = Path(__file__).parent / "out" / "gpu-compile"
 ARCHITECTURES = ("8.0", "9.0a")
 HEAD_DIMS = (64, 128)
@@ -91,7 +93,7 @@ def main() -> int:
     parser.add_argument("--arch", action="append", help=f"compute capability, may be repeated (default: {', '.join(ARCHITECTURES)})")
     parser.add_argument("--head-dim", action="append", type=int, help=f"may be repeated (default: {', '.join(map(str, HEAD_DIMS))})")
     parser.add_argument("--out", type=Path, default=OUT, help="where FlashInfer's cache of libraries goes")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="nvcc processes at once, half a GB each")
+    parser.add_argument("--jobs", type=int, default=num_usable(), help="nvcc processes at once, half a GB each")
     parser.add_argument("--fp8", action="store_true", help="K and V stored in 8 bits (--kv-cache-dtype fp8_e4m3)")
     parser.add_argument("--in-this-process", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

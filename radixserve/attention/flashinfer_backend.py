@@ -242,6 +242,11 @@ class GraphDecode:
         num_padding = self._num_rows - batch.num_rows
         return num_padding >= 0 and batch.kv_indices.shape[0] + num_padding <= self._indices.shape[0]
 
+    @property
+    def waited_s(self) -> float:
+        """The eager backend's: both stand behind one guard."""
+        return self._backend.waited_s
+
     def plan(self, batch: ForwardBatch) -> None:
         """batch: decode rows alone, at most num_rows. Its out_slots are copied to where the graph reads them."""
         assert batch.num_rows == batch.num_decode_rows and self.can_hold(batch), "GraphDecode: expected decode rows that fit"

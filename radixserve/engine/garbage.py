@@ -1,4 +1,4 @@
-"""Python's collector of cycles in a process that serves: it stops the process while it looks: it is to look at little, and seldom."""
+"""Python's collector of cycles in a process that serves. The process stands still while it looks: let it look at little, and seldom."""
 
 import gc
 

@@ -4,7 +4,9 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from radixserve.attention.flashinfer_backend import EAGER_INT_WORKSPACES_BYTES
 from radixserve.attention.flashinfer_workspace import WORKSPACE_BYTES
+from radixserve.attention.triton_backend import SCRATCH_BYTES
 from radixserve.errors import DeviceMemoryError
 from radixserve.models.config import ModelConfig
 from radixserve.runner.logprobs import ROWS_AT_ONCE
@@ -12,9 +14,8 @@ from radixserve.runner.sampler import ROWS_SORTED_AT_ONCE
 
 DEFAULT_FRACTION = 0.92  # of all memory: what the driver, cuBLAS and the allocator's rounding take is beside it
 _LIBRARY_BYTES = 256 << 20  # cuBLAS workspaces and compiled kernels, loaded at the first step
-_ATTENTION_BYTES = (
-    64 << 20
-)  # FlashInfer's workspaces of integers, beside what is counted for it; or Triton's scratch, which is there instead
+# FlashInfer's workspaces of integers, beside what is counted for it; or Triton's scratch, which is there instead
+_ATTENTION_BYTES = max(EAGER_INT_WORKSPACES_BYTES, SCRATCH_BYTES)
 _GRAPH_BYTES = 4 << 20  # the kernels' arguments and the attention's workspace of one graph
 _ALLOCATOR_SLACK = 1.25
 

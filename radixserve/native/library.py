@@ -28,13 +28,13 @@ def load_library() -> ctypes.CDLL:
 
 def loaded_library() -> ctypes.CDLL | None:
     """The library if this process has loaded it; builds nothing."""
-    outcome = _load_once() if _load_once.cache_info().currsize else None
+    outcome = _outcome_so_far()
     return None if isinstance(outcome, str) else outcome
 
 
 def reason_without_library() -> str:
     """Why this process has asked for the library and does without; empty where it has it, or has not asked. Builds nothing."""
-    outcome = _load_once() if _load_once.cache_info().currsize else None
+    outcome = _outcome_so_far()
     return outcome if isinstance(outcome, str) else ""
 
 
@@ -50,6 +50,11 @@ def check(library: ctypes.CDLL, status: int, doing: str) -> None:
     if status:
         message = library.radixserve_failure()
         raise RuntimeError(f"{doing}: {message.decode(errors='replace')}")
+
+
+def _outcome_so_far() -> ctypes.CDLL | str | None:
+    """None: nobody has asked for the library yet."""
+    return _load_once() if _load_once.cache_info().currsize else None
 
 
 @cache

@@ -157,8 +157,6 @@ class PrefixCache:
         The scheduler has made sure that free + evictable pages suffice; if they do not, that is a bug.
         """
         num_missing = path.num_missing(num_tokens, self.page_size)
-        if num_missing <= 0:
-            return None
         self.make_room(num_missing, now)
         return path.grow_from(self._pool, num_missing)
 

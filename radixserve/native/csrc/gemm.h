@@ -9,7 +9,7 @@
 
 namespace radixserve {
 
-constexpr int PANEL = 64;
+constexpr int KV_PANEL = 64;
 
 // FloatDot multiplies floats, PairDot multiplies pairs of bfloat16
 struct FloatDot {
@@ -64,8 +64,8 @@ constexpr int WIDE = VL == 16 ? 4 : 2;
 // a [num_rows, lda] words, b packed as above, c [num_rows, ldc] floats; num_columns is a multiple of VL
 template <class Dot>
 void product(int num_rows, int num_columns, int steps, const Word* a, int lda, const Word* b, float* c, int ldc) {
-    for (int first = 0; first < num_columns; first += PANEL) {
-        const int width = num_columns - first < PANEL ? num_columns - first : PANEL;
+    for (int first = 0; first < num_columns; first += KV_PANEL) {
+        const int width = num_columns - first < KV_PANEL ? num_columns - first : KV_PANEL;
         const Word* panel = b + int64_t(first) * steps;
 #if defined(RADIXSERVE_BRGEMM)
         if (Dot::per_word == 2) {

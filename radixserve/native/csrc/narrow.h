@@ -48,9 +48,7 @@ void score_rows(const Bf16* const* keys, int num_tokens, int width, int num_word
 template <int ROWS, int NUM_VECS>
 void mix_columns(const Bf16* const* values, int num_tokens, int width, int first, int head_dim, const Word* weights, int lda, float* out,
                  int ldc) {
-    static const uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const __m512i low = _mm512_loadu_si512(LOW), high = _mm512_add_epi16(low, _mm512_set1_epi16(16)), zero = _mm512_setzero_si512();
+    const __m512i low = _mm512_loadu_si512(LOW_PAIRS), high = _mm512_add_epi16(low, _mm512_set1_epi16(16)), zero = _mm512_setzero_si512();
     __mmask32 masks[NUM_VECS / 2];
     for (int i = 0; i < NUM_VECS / 2; ++i) {
         const int left = head_dim - first - 32 * i;

@@ -134,7 +134,7 @@ void pack_keys(
                 sources[i] = reinterpret_cast<const Word*>(copy);
             }
         }
-        const int panel = token / PANEL * PANEL, panel_width = width - panel < PANEL ? width - panel : PANEL;
+        const int panel = token / KV_PANEL * KV_PANEL, panel_width = width - panel < KV_PANEL ? width - panel : KV_PANEL;
         Word* at = out + int64_t(panel) * padded_words + token - panel;
         for (int word = 0; word < padded_words; word += VL)
             transpose_rows(sources, word, num_words - word, at + word * panel_width, panel_width);
@@ -146,8 +146,8 @@ template <class T>
 void pack_values(
     FloatDot, const T* const* rows, int num_tokens, int width, int head_dim, int padded_dim, Word* out
 ) {
-    for (int first = 0; first < padded_dim; first += PANEL) {
-        const int panel_width = padded_dim - first < PANEL ? padded_dim - first : PANEL;
+    for (int first = 0; first < padded_dim; first += KV_PANEL) {
+        const int panel_width = padded_dim - first < KV_PANEL ? padded_dim - first : KV_PANEL;
         const int n = head_dim - first < panel_width ? head_dim - first : panel_width;
         float* to = reinterpret_cast<float*>(out + int64_t(first) * width);
         for (int token = 0; token < width; ++token, to += panel_width) {
@@ -159,14 +159,16 @@ void pack_values(
 }
 
 #if defined(RADIXSERVE_PAIR_DOT)
+// of two rows of 32 bfloat16, pairs of the first 16 (permutex2var); 16 more are those of the last 16
+constexpr uint16_t LOW_PAIRS[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
+                                    8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
+
 inline void pack_values(
     PairDot, const Bf16* const* rows, int num_tokens, int width, int head_dim, int padded_dim, Word* out
 ) {
-    static const uint16_t LOW[32] = {0, 32, 1, 33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39,
-                                     8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
-    const __m512i low = _mm512_loadu_si512(LOW), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    for (int first = 0; first < padded_dim; first += PANEL) {
-        const int panel_width = padded_dim - first < PANEL ? padded_dim - first : PANEL;
+    const __m512i low = _mm512_loadu_si512(LOW_PAIRS), high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
+    for (int first = 0; first < padded_dim; first += KV_PANEL) {
+        const int panel_width = padded_dim - first < KV_PANEL ? padded_dim - first : KV_PANEL;
         Word* to = out + int64_t(first) * (width / 2);
         for (int token = 0; token < width; token += 2, to += panel_width) {
             for (int d = 0; d < panel_width; d += 32) {

@@ -1,24 +1,11 @@
 // One layer's attention in pieces, and its doors: the C interface, and that for the decoder (attention.h).
-#include <memory>
-
 #include "attention_kernel.h"
 #include "door.h"
+#include "scratch.h"
 #include "team.h"
 
 namespace radixserve {
 namespace {
-
-struct AlignedFloats {
-    std::unique_ptr<char[]> memory;
-    float* data = nullptr;
-    size_t size = 0;
-    void grow(size_t n) {
-        if (n <= size) return;
-        memory.reset(new char[n * sizeof(float) + 64]);
-        data = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(memory.get()) + 63) & ~uintptr_t(63));
-        size = n;
-    }
-};
 
 enum DType { FLOAT32 = 0, BFLOAT16 = 1 };
 
@@ -30,7 +17,7 @@ struct Attention {
     bool is_shared_once;
     Step step{};
     Plan plan;
-    AlignedFloats partials, scratch;
+    Scratch<float> partials, scratch;
     int64_t scratch_per_thread = 0;
     // of radixserve_attention_run alone
     Team team;
@@ -44,8 +31,8 @@ void reserve(Attention& attention) {
     const Plan& plan = attention.plan;
     const int max_rows = std::max(plan.max_queries, 1) * attention.shape.group_size();
     attention.scratch_per_thread = int64_t(Kernel<T, Dot>::scratch_floats(attention.shape, max_rows) + 15) / 16 * 16;
-    attention.partials.grow(plan.num_partials * Kernel<T, Dot>::partial_floats(attention.shape));
-    attention.scratch.grow(attention.scratch_per_thread * attention.step.num_threads);
+    attention.partials.of(plan.num_partials * Kernel<T, Dot>::partial_floats(attention.shape));
+    attention.scratch.of(attention.scratch_per_thread * attention.step.num_threads);
 }
 
 #if defined(RADIXSERVE_PAIR_DOT)
@@ -57,11 +44,11 @@ typedef FloatDot Bf16Dot;
 // calls `use` with the kernel of the type, and a worker's scratch
 template <class Use>
 void with_kernel(const Attention& attention, const AttentionLayer& layer, int worker, const Use& use) {
-    float* const scratch = attention.scratch.data + attention.scratch_per_thread * worker;
+    float* const scratch = attention.scratch.data() + attention.scratch_per_thread * worker;
     if (attention.dtype == FLOAT32) {
-        use(Kernel<float, FloatDot>(attention.shape, attention.plan, attention.step, layer, attention.partials.data), scratch);
+        use(Kernel<float, FloatDot>(attention.shape, attention.plan, attention.step, layer, attention.partials.data()), scratch);
     } else {
-        use(Kernel<Bf16, Bf16Dot>(attention.shape, attention.plan, attention.step, layer, attention.partials.data), scratch);
+        use(Kernel<Bf16, Bf16Dot>(attention.shape, attention.plan, attention.step, layer, attention.partials.data()), scratch);
     }
 }
 

@@ -1,4 +1,4 @@
-// Memory of a decoder for what lives no longer than a step.
+// Memory of a decoder, and of its attention, for what lives no longer than a step.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -19,6 +19,7 @@ public:
         }
         return memory_.get();
     }
+    T* data() const { return memory_.get(); }  // what of() gave last
 
 private:
     struct Free {

@@ -86,6 +86,7 @@ class RadixServer:
     async def handle(self, path: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         if path == "/flush_cache":
             self.num_flushes += 1
+            self.known.clear()
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
             return
         if path == "/metrics":
